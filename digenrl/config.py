@@ -1,0 +1,250 @@
+"""Everything a run is configured by. Strict: an unknown key is an error.
+
+The order of sections follows the life of a sample: model, data, rewards, algorithm, optimiser, then how and where it
+is computed. `digenrl.configure` reads YAML, presets and overrides into a RunConfig and words the errors.
+"""
+
+from __future__ import annotations
+
+from typing import Annotated, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
+
+PositiveInt = Annotated[int, Field(ge=1)]
+
+
+class Section(BaseModel):
+    """Base of every section: unknown keys are refused, values are frozen once read."""
+
+    model_config = ConfigDict(extra="forbid", frozen=True, validate_default=True, allow_inf_nan=False)
+
+
+class ModelConfig(Section):
+    """Which checkpoint, and what it generates."""
+
+    family: Literal["sd3"] = Field("sd3", description="Model family.")
+    path: str = Field(
+        "package:tiny-sd3",
+        description="Diffusers pipeline: a directory, a hub id, or package:NAME for one that ships with DigenRL.",
+    )
+    height: PositiveInt = Field(12, description="Height of generated samples in pixels.")
+    width: PositiveInt = Field(24, description="Width of generated samples in pixels.")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of the frozen base weights.")
+    guidance_scale: float = Field(
+        1.0, ge=0, description="Classifier-free guidance in rollout, training and evaluation; <= 1 turns it off."
+    )
+    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+
+
+class LoraConfig(Section):
+    """The trained adapter."""
+
+    rank: PositiveInt = Field(32, description="LoRA rank.")
+    alpha: PositiveInt = Field(64, description="LoRA alpha; the update is scaled by alpha / rank.")
+    targets: tuple[str, ...] | None = Field(
+        None, description="Name suffixes of the adapted layers; null means the family's published list."
+    )
+
+
+class DataConfig(Section):
+    """Prompts to train on and to evaluate on."""
+
+    prompts: str = Field(description="JSONL or text file of prompts, or package:NAME.")
+    held_out: str | None = Field(None, description="Prompts for evaluation only; must share no id with `prompts`.")
+
+
+class RewardConfig(Section):
+    """One term of the reward."""
+
+    name: str = Field(description="Registered reward.")
+    weight: float = Field(1.0, description="Weight in the sum of rewards.")
+
+
+class AlgorithmConfig(Section):
+    """FlowGRPO: sampling, advantages and loss."""
+
+    name: Literal["flow_grpo"] = Field("flow_grpo", description="Training algorithm.")
+    sampler: Literal["flow_sde", "cps"] = Field("flow_sde", description="How stochastic steps are drawn.")
+    noise_level: float = Field(0.7, gt=0, le=2, description="Noise level a of stochastic steps.")
+    num_steps: int = Field(10, ge=2, description="Denoising steps T of training rollouts.")
+    sde_window_size: int = Field(
+        0, ge=0, description="Consecutive stochastic, trained steps (Flow-GRPO-Fast); 0 means all but the last step."
+    )
+    sde_window_range: tuple[int, int] | None = Field(
+        None, description="The window lies within steps [lo, hi); null means the first half of the trajectory."
+    )
+    prompts_per_iteration: PositiveInt = Field(8, description="Prompt groups P per iteration.")
+    samples_per_prompt: int = Field(16, ge=2, description="Samples G per group.")
+    updates_per_iteration: PositiveInt = Field(
+        2, description="Optimiser steps U per iteration; each takes whole groups in order."
+    )
+    clip_range: float = Field(1e-3, gt=0, lt=1, description="PPO clip range; not portable between models.")
+    adv_clip_max: float = Field(5.0, gt=0, description="Advantages are clipped to +- this.")
+    std_scope: Literal["group", "update", "iteration"] = Field(
+        "group", description="Over which samples the reward's standard deviation is taken."
+    )
+    zero_variance_tolerance: float = Field(
+        1e-8, ge=0, description="A group whose rewards differ by no more has no policy term."
+    )
+    kl_beta: float = Field(0.0, ge=0, description="Weight of the KL to the base model (adapter off).")
+
+    @model_validator(mode="after")
+    def _cross(self) -> AlgorithmConfig:
+        if self.prompts_per_iteration % self.updates_per_iteration:
+            raise ValueError(
+                f"updates_per_iteration={self.updates_per_iteration} must divide "
+                f"prompts_per_iteration={self.prompts_per_iteration}: each optimiser step takes whole groups"
+            )
+        lo, hi = self.window_range
+        if not 0 <= lo < hi <= self.num_steps:
+            raise ValueError(f"sde_window_range=[{lo}, {hi}] must satisfy 0 <= lo < hi <= num_steps={self.num_steps}")
+        if self.sde_window_size > hi - lo:
+            raise ValueError(
+                f"sde_window_size={self.sde_window_size} does not fit into sde_window_range=[{lo}, {hi}]"
+            )
+        return self
+
+    @property
+    def window_range(self) -> tuple[int, int]:
+        """The range the window is drawn from, with the default filled in."""
+        return self.sde_window_range or (0, max(self.num_steps // 2, self.sde_window_size, 1))
+
+
+class OptimizerConfig(Section):
+    """AdamW and its learning-rate schedule, in iterations."""
+
+    learning_rate: float = Field(3e-4, gt=0, description="Peak learning rate.")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW betas.")
+    eps: float = Field(1e-8, gt=0, description="AdamW epsilon.")
+    weight_decay: float = Field(1e-4, ge=0, description="AdamW weight decay.")
+    max_grad_norm: float = Field(1.0, gt=0, description="Gradients are scaled down to this norm.")
+    warmup_iterations: int = Field(0, ge=0, description="Iterations of linear warm-up.")
+    decay: Literal["constant", "linear"] = Field("constant", description="Learning rate after warm-up.")
+    final_fraction: float = Field(0.1, ge=0, le=1, description="Fraction of the peak reached at the end (linear).")
+
+
+class ObserveConfig(Section):
+    """What Prefect shows as task runs."""
+
+    detail: Literal["unit", "microbatch", "iteration", "auto"] = Field(
+        "auto",
+        description="Task runs outside detailed iterations: one per unit, per micro-batch or per iteration; auto picks.",
+    )
+    every: int = Field(
+        10, ge=0, description="Every n-th iteration is detailed: one task run per timestep (0: only iteration 0)."
+    )
+
+
+class ScheduleConfig(Section):
+    """How work is cut and placed."""
+
+    layout: Literal["colocated", "disaggregated"] = Field(
+        "disaggregated", description="Whether workers keep one role or all switch between rollout and training."
+    )
+    micro_batch: int | Literal["auto"] = Field(
+        "auto", description="Samples per rollout and train unit; divides samples_per_prompt. auto: the whole group."
+    )
+    timestep_batch: int | Literal["auto"] = Field(
+        "auto", description="Trained timesteps per forward and backward pass (TSP). auto: all of a micro-batch."
+    )
+    observe: ObserveConfig = Field(default_factory=ObserveConfig, description="What Prefect shows as task runs.")
+
+    @field_validator("micro_batch", "timestep_batch")
+    @classmethod
+    def _positive(cls, value: int | str) -> int | str:
+        if isinstance(value, int) and value < 1:
+            raise ValueError("must be at least 1, or auto")
+        return value
+
+
+class ClusterConfig(Section):
+    """Where work runs."""
+
+    address: str = Field("local", description="local, tcp://HOST:PORT or tls://HOST:PORT of a Dask scheduler.")
+    workers: PositiveInt = Field(2, description="Worker processes of a local cluster.")
+    trainers: PositiveInt = Field(1, description="Workers that train (disaggregated layout).")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="Device the workers compute on.")
+    worker_ttl_s: float = Field(30.0, ge=5, description="A worker silent for longer counts as lost.")
+
+
+class EvaluationConfig(Section):
+    """Held-out evaluation with fixed noise."""
+
+    every: int = Field(10, ge=0, description="Evaluate every n iterations, and at start and end (0: never).")
+    prompts: int = Field(200, ge=0, description="Held-out prompts per evaluation (at most as many as there are).")
+    num_steps: int = Field(10, ge=1, description="Denoising steps, deterministic.")
+    seed: int = Field(0, ge=0, description="Seed of the evaluation noise.")
+    micro_batch: PositiveInt = Field(25, description="Samples per evaluation unit.")
+
+
+class CheckpointConfig(Section):
+    """When state is saved."""
+
+    every: int = Field(10, ge=0, description="Save every n iterations, and at the end (0: only at the end).")
+    keep: PositiveInt = Field(3, description="Keep the newest n checkpoints.")
+
+
+class GatesConfig(Section):
+    """Checks that stop a run which would silently learn nothing or the wrong thing."""
+
+    max_logp_gap: float | None = Field(
+        None, gt=0, description="Limit of |log p at training - log p at rollout|; null: five times the profiled floor."
+    )
+    max_bad_updates: int = Field(3, ge=0, description="Updates skipped for non-finite gradients before the run stops.")
+    max_failed_share: float = Field(
+        0.5, ge=0, le=1, description="Share of failed samples in one iteration above which the run stops."
+    )
+
+
+class TrackingConfig(Section):
+    """MLflow."""
+
+    experiment: str = Field("digenrl", min_length=1, description="MLflow experiment.")
+    uri: str = Field("managed", description="managed: DigenRL's own MLflow server; else a tracking URI; none: off.")
+
+
+class RunConfig(Section):
+    """One training run."""
+
+    seed: int = Field(0, ge=0, description="Seed of prompts, noise, windows and the adapter's start.")
+    iterations: PositiveInt = Field(100, description="RL iterations.")
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    lora: LoraConfig = Field(default_factory=LoraConfig)
+    data: DataConfig
+    rewards: tuple[RewardConfig, ...] = Field(min_length=1, description="Terms of the reward.")
+    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    gates: GatesConfig = Field(default_factory=GatesConfig)
+    tracking: TrackingConfig = Field(default_factory=TrackingConfig)
+
+    @model_validator(mode="after")
+    def _cross(self) -> RunConfig:
+        micro = self.micro_batch
+        if self.algorithm.samples_per_prompt % micro:
+            raise ValueError(
+                f"schedule.micro_batch={micro} must divide "
+                f"algorithm.samples_per_prompt={self.algorithm.samples_per_prompt}"
+            )
+        if self.schedule.layout == "disaggregated" and self.cluster.trainers >= self.cluster.workers:
+            raise ValueError(
+                f"cluster.trainers={self.cluster.trainers} leaves no rollout worker of "
+                f"cluster.workers={self.cluster.workers}; use fewer trainers or schedule.layout=colocated"
+            )
+        if self.optimizer.warmup_iterations > self.iterations:
+            raise ValueError(
+                f"optimizer.warmup_iterations={self.optimizer.warmup_iterations} exceeds iterations={self.iterations}"
+            )
+        names = [r.name for r in self.rewards]
+        if len(set(names)) != len(names):
+            raise ValueError(f"rewards: each reward may be named once, got {names}")
+        return self
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples per micro-batch with `auto` resolved."""
+        size = self.schedule.micro_batch
+        return self.algorithm.samples_per_prompt if size == "auto" else size

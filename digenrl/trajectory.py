@@ -1,0 +1,72 @@
+"""What a rollout leaves behind: frozen records that travel between workers.
+
+A trajectory carries its own sigma table and step indices; nobody rebuilds a schedule from a configuration. Latents
+and log-probs are float32: storing the next latent in a narrower type than the one that was scored moves the
+log-prob by more than the clip range.
+
+Shapes: B micro-batch, K trained steps, T denoising steps, D latent shape of one sample.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass
+
+import torch
+
+from digenrl.identity import MicroBatchId, SampleId
+
+
+@dataclass(frozen=True)
+class Trajectory:
+    """The trained part of one micro-batch's denoising.
+
+    Attributes:
+        micro_batch: which canonical micro-batch this is.
+        samples: B identities, in the order of the batch axis.
+        version: version of the weights that generated it.
+        sigmas: (T+1,) float32, decreasing, ending in 0.
+        steps: the K denoising steps whose transition was sampled and can be trained, increasing.
+        latents: (K, B, *D) float32, the latent entering each step of `steps`.
+        next_latents: (K, B, *D) float32, the latent leaving it.
+        log_probs: (K, B) float32 as evaluated at rollout: a monitor, never the denominator of a ratio.
+        finite: (B,) bool, False where the decoded image held a non-finite value.
+    """
+
+    micro_batch: MicroBatchId
+    samples: tuple[SampleId, ...]
+    version: int
+    sigmas: torch.Tensor
+    steps: tuple[int, ...]
+    latents: torch.Tensor
+    next_latents: torch.Tensor
+    log_probs: torch.Tensor
+    finite: torch.Tensor
+
+    def position(self, step: int) -> int:
+        """Index of denoising step `step` on the K axis.
+
+        Raises:
+            ValueError: the step was not stochastic in this trajectory.
+        """
+        try:
+            return self.steps.index(step)
+        except ValueError:
+            raise ValueError(
+                f"step {step} of {self.micro_batch.label} is not one of the sampled steps {self.steps}"
+            ) from None
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes held by the tensors."""
+        return sum(t.numel() * t.element_size() for t in (self.latents, self.next_latents, self.log_probs, self.sigmas))
+
+
+def tensor_hash(*tensors: torch.Tensor) -> str:
+    """SHA-256 over dtype, shape and bytes: equal hashes mean bit-equal tensors."""
+    digest = hashlib.sha256()
+    for tensor in tensors:
+        flat = tensor.detach().cpu().contiguous()
+        digest.update(f"{flat.dtype}{tuple(flat.shape)}".encode())
+        digest.update(flat.flatten().view(torch.uint8).numpy().tobytes())
+    return digest.hexdigest()
