@@ -99,9 +99,7 @@ class AlgorithmConfig(Section):
         if not 0 <= lo < hi <= self.num_steps:
             raise ValueError(f"sde_window_range=[{lo}, {hi}] must satisfy 0 <= lo < hi <= num_steps={self.num_steps}")
         if self.sde_window_size > hi - lo:
-            raise ValueError(
-                f"sde_window_size={self.sde_window_size} does not fit into sde_window_range=[{lo}, {hi}]"
-            )
+            raise ValueError(f"sde_window_size={self.sde_window_size} does not fit into sde_window_range=[{lo}, {hi}]")
         return self
 
     @property
@@ -128,7 +126,7 @@ class ObserveConfig(Section):
 
     detail: Literal["unit", "microbatch", "iteration", "auto"] = Field(
         "auto",
-        description="Task runs outside detailed iterations: one per unit, per micro-batch or per iteration; auto picks.",
+        description="Task runs outside detailed iterations: per unit, micro-batch or iteration; auto picks.",
     )
     every: int = Field(
         10, ge=0, description="Every n-th iteration is detailed: one task run per timestep (0: only iteration 0)."

@@ -253,7 +253,7 @@ class Reduce:
 
 @dataclass(frozen=True)
 class Commit:
-    """Copy adapter and optimiser state `theta` from `lead` to `standby` (None: to the driver). Answered by Committed."""
+    """Copy adapter and optimiser state `theta` from `lead` to `standby` (None: to the driver); Committed answers."""
 
     theta: int
     lead: str

@@ -1,8 +1,8 @@
 """The shape of a run: how its work is cut into units, as a pure function of identity.
 
-    iteration: P groups x G generations, in micro-batches of `micro_batch` samples of one group
-    group g's micro-batches: indices [g*G/m, (g+1)*G/m)
-    optimiser step u of an iteration (0-based) takes groups [u*P/U, (u+1)*P/U)
+iteration: P groups x G generations, in micro-batches of `micro_batch` samples of one group
+group g's micro-batches: indices [g*G/m, (g+1)*G/m)
+optimiser step u of an iteration (0-based) takes groups [u*P/U, (u+1)*P/U)
 """
 
 from __future__ import annotations
@@ -88,9 +88,7 @@ class RunShape:
             return tuple(SampleId(self.eval_seed, EVAL_ITERATION, i, 0) for i in range(first, last))
         group, part = divmod(micro_batch.index, self.micro_batches_per_group)
         first = part * self.micro_batch
-        return tuple(
-            SampleId(self.run_seed, micro_batch.iteration, group, first + i) for i in range(self.micro_batch)
-        )
+        return tuple(SampleId(self.run_seed, micro_batch.iteration, group, first + i) for i in range(self.micro_batch))
 
     def rollout_units(self, micro_batch: MicroBatchId) -> list[RolloutUnit]:
         """Units of one trajectory, in order. Evaluations are never cut."""
