@@ -33,6 +33,12 @@ class ModelConfig(Section):
     guidance_scale: float = Field(
         1.0, ge=0, description="Classifier-free guidance in rollout, training and evaluation; <= 1 turns it off."
     )
+    max_sequence_length: int | None = Field(
+        None,
+        ge=0,
+        le=512,
+        description="Tokens of the T5 part of a prompt; null: 256, or none if the checkpoint has no T5.",
+    )
     gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
 
 

@@ -2,10 +2,16 @@
 
 A reward turns images and prompt records into one result per sample: a value, or the reason why there is none. A
 missing reward is never 0: 0 is a value.
+
+    PromptRecord          one prompt and what rewards need to know of it
+    Scored, Failed        a value, or why there is none
+    Reward                the protocol
+    score_of, frames_of   for those who implement it
 """
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -51,6 +57,13 @@ class Reward(Protocol):
 
     name: str
 
+    def validate(self, prompts: Sequence[PromptRecord]) -> None:
+        """Refuse, before a run starts, prompts this reward could not score.
+
+        Raises:
+            ValueError: names the first such record, what it lacks and what was expected.
+        """
+
     def __call__(self, images: NDArray[np.uint8], prompts: Sequence[PromptRecord]) -> list[Score]:
         """Score B samples.
 
@@ -61,3 +74,25 @@ class Reward(Protocol):
         Returns:
             B results, in the same order.
         """
+
+
+def score_of(name: str, value: float) -> Score:
+    """A finite value as Scored; a NaN or an infinity is no value and becomes Failed, named after the reward."""
+    value = float(value)
+    return Scored(value) if math.isfinite(value) else Failed(f"reward {name} returned the non-finite value {value}")
+
+
+def frames_of(images: NDArray[np.uint8], prompts: Sequence[PromptRecord]) -> tuple[NDArray[np.uint8], int]:
+    """Frames of a batch of samples as plain pictures.
+
+    Returns:
+        (B * F, H, W, 3) uint8, the frames of a sample side by side, and F.
+
+    Raises:
+        ValueError: `images` is not (B, F, H, W, 3) uint8, or B is not the number of prompts.
+    """
+    if images.ndim != 5 or images.shape[-1] != 3 or images.dtype != np.uint8:
+        raise ValueError(f"images must be (B, F, H, W, 3) uint8, got {images.shape} {images.dtype}")
+    if len(images) != len(prompts):
+        raise ValueError(f"{len(images)} samples were given with {len(prompts)} prompts; expected one prompt each")
+    return images.reshape(-1, *images.shape[2:]), images.shape[1]

@@ -1,0 +1,48 @@
+# DigenRL. `make train` and `make test` need nothing but Python 3.11 or 3.12 and make.
+PYTHON ?= $(shell command -v python3.12 || command -v python3.11 || echo python3)
+VENV   ?= .venv
+BIN    := $(VENV)/bin
+DEVICE ?= cpu
+export PYTHONSAFEPATH = 1
+export PIP_DISABLE_PIP_VERSION_CHECK = 1
+
+.DEFAULT_GOAL := help
+.PHONY: help train test check serve learn clean
+
+help: ## List the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-8s %s\n", $$1, $$2}'
+
+# The stamp lies in the environment: removing .venv, or changing a requirement, installs again.
+$(VENV)/.installed: pyproject.toml constraints.txt
+	@$(PYTHON) -c 'import sys; v = sys.version_info[:2]; sys.exit(0 if v in ((3, 11), (3, 12)) else \
+	  "DigenRL needs Python 3.11 or 3.12, found %d.%d; set PYTHON=/path/to/python3.12" % v)'
+	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
+	@echo "installing DigenRL and its dependencies into $(VENV) (about 2 GB, a few minutes the first time)"
+	@$(BIN)/python -m pip install --quiet --upgrade pip
+	@$(BIN)/python -m pip install --progress-bar on -c constraints.txt -e '.[dev]' \
+	  | grep --line-buffered -E '^(Downloading|Installing|Successfully)' | cut -c1-100 || true
+	@$(BIN)/digenrl --version
+	@touch $@
+
+train: $(VENV)/.installed ## Train the tiny text-to-image model with GRPO (about 3 minutes on 2 cores)
+	@$(BIN)/digenrl train tiny-ocr cluster.device=$(DEVICE)
+
+test: $(VENV)/.installed ## Run the whole test suite
+	@$(BIN)/python -m pytest --durations=15
+
+check: $(VENV)/.installed ## Lint, types, import directions
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+serve: $(VENV)/.installed ## Open the Prefect and MLflow pages of past runs (Ctrl-C stops them)
+	@$(BIN)/digenrl serve
+
+learn: $(VENV)/.installed ## Train tiny-ocr with seeds 0, 1, 2 and write the table in docs/learning.md
+	@$(BIN)/python benchmarks/learn.py
+
+clean: ## Remove .venv and the services' state; runs/ too with ALL=1
+	@if [ -x $(BIN)/digenrl ]; then $(BIN)/digenrl stop || true; fi
+	rm -rf $(VENV) runs/.services build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
+	@if [ "$(ALL)" = 1 ]; then rm -rf runs; fi

@@ -1,0 +1,87 @@
+"""What a configuration key means.
+
+explain(key) -> str     one key, one section, or (for the empty key) the list of sections
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from digenrl.config_errors import ConfigError, KeyPath, dotted, shown
+from digenrl.config_layers import preset_names, read_layers
+from digenrl.config_schema import Node, children_of, expectation, is_section, node_at
+from digenrl.config_words import unknown_key
+
+_ABSENT = object()
+
+
+def explain(key: str) -> str:
+    """Type, bounds, default, meaning and the presets' values of one key; the keys of a section.
+
+    Args:
+        key: `section.key`, `section`, or "" for all sections. Entries of a list may be written with or without an
+            index: `rewards.0.name`, `rewards.name`.
+
+    Raises:
+        ConfigError: no such key; names the nearest one.
+    """
+    path = _path(key)
+    node = node_at(path)
+    assert node is not None, "_path returns only keys that exist"
+    return _section_text(path, node) if children_of(node) else _value_text(path, node)
+
+
+def _path(key: str) -> KeyPath:
+    path: KeyPath = ()
+    for part in key.split(".") if key else ():
+        if node_at((*path, part)) is not None:
+            path = (*path, int(part) if part.isdecimal() else part)
+        elif node_at((*path, 0, part)) is not None:
+            path = (*path, 0, part)
+        else:
+            raise ConfigError(unknown_key((*path, part)))
+    return path
+
+
+def _value_text(path: KeyPath, node: Node) -> str:
+    rows = [("type", expectation(node)), ("default", shown(node["default"]) if "default" in node else "none: required")]
+    rows += [(f"in {name}", shown(value)) for name, value in _preset_values(path)]
+    width = max(len(label) for label, _ in rows)
+    lines = [f"  {label:<{width}}  {text}" for label, text in rows]
+    return "\n".join([dotted(path), f"  {node.get('description', '')}", "", *lines])
+
+
+def _preset_values(path: KeyPath) -> list[tuple[str, Any]]:
+    """Presets that set the key, with the value."""
+    found = [(name, _lookup(read_layers(name).value, path)) for name in preset_names()]
+    return [(name, value) for name, value in found if value is not _ABSENT]
+
+
+def _lookup(value: Any, path: KeyPath) -> Any:
+    for part in path:
+        try:
+            value = value[part]
+        except (KeyError, IndexError, TypeError):
+            return _ABSENT
+    return value
+
+
+def _section_text(path: KeyPath, node: Node) -> str:
+    """Name and meaning, then one line for each key: name, default, meaning."""
+    section: KeyPath = path if is_section(node) else (*path, 0)
+    rows = []
+    for name in children_of(node):
+        child = node_at((*section, name))
+        assert child is not None, "children are keys"
+        rows.append((name, _default_of(child), child.get("description", "")))
+    widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
+    lines = [f"  {name:<{widths[0]}}  {default:<{widths[1]}}  {text}".rstrip() for name, default, text in rows]
+    title = dotted(path) or "configuration"
+    kind = "" if is_section(node) else " (a list; each entry has these keys)"
+    return "\n".join([f"{title}{kind}", f"  {node.get('description', '')}", "", *lines])
+
+
+def _default_of(node: Node) -> str:
+    if children_of(node):
+        return "section" if is_section(node) else "list"
+    return shown(node["default"]) if "default" in node else "required"

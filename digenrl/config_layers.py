@@ -1,0 +1,212 @@
+"""Layers of configuration: presets, files that extend one another, overrides; and where each value was written.
+
+    preset_names()                  the presets that ship
+    read_layers(name) -> Layer      a preset or file with everything it extends, merged
+    override(layer, text) -> Layer  one `section.key=value` on top
+
+Mappings merge key by key; every other value, lists included, replaces what is below it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from importlib.resources import files
+from pathlib import Path
+from typing import Any
+
+from digenrl import config_yaml
+from digenrl.config_errors import ConfigError, KeyPath, did_you_mean, dotted, shown
+from digenrl.config_schema import is_value, node_at
+
+_SUFFIXES = (".yaml", ".yml")
+_OVERRIDDEN = " with overrides"
+
+
+@dataclass(frozen=True)
+class Layer:
+    """Merged settings.
+
+    Attributes:
+        value: plain nested dicts, lists and scalars.
+        origins: where a value was written, by key path; a path without an entry has that of its nearest parent.
+        source: the file or preset on top.
+    """
+
+    value: dict[str, Any]
+    origins: dict[KeyPath, str]
+    source: str
+
+    def origin_of(self, path: KeyPath) -> str:
+        """Where the value at `path` was written."""
+        for length in range(len(path), 0, -1):
+            if (origin := self.origins.get(path[:length])) is not None:
+                return origin
+        return self.source
+
+
+@dataclass(frozen=True)
+class _Source:
+    """One readable document: `label` names it, `key` identifies it, `directory` is what its paths are relative to."""
+
+    label: str
+    key: str
+    directory: Path
+    data: bytes
+
+
+def preset_names() -> list[str]:
+    """Names of the presets that ship with DigenRL."""
+    entries = files("digenrl.data").joinpath("presets").iterdir()
+    return sorted(entry.name.removesuffix(".yaml") for entry in entries if entry.name.endswith(".yaml"))
+
+
+def read_layers(name: str) -> Layer:
+    """Read a preset or a YAML file and everything it extends.
+
+    Raises:
+        ConfigError: nothing of that name, a cycle of `extends`, or a malformed document.
+    """
+    return _read(_open(name, Path(), ""), ())
+
+
+def _read(source: _Source, chain: tuple[_Source, ...]) -> Layer:
+    chain = (*chain, source)
+    if source.key in [earlier.key for earlier in chain[:-1]]:
+        raise ConfigError(f"extends goes round in a circle: {' -> '.join(link.label for link in chain)}")
+    document = config_yaml.read(source.data, source.label)
+    if document.value is None:
+        raise ConfigError(f"{source.label} is empty; start from a preset: extends: {preset_names()[0]}")
+    if not isinstance(document.value, dict):
+        raise ConfigError(f"{source.label} must hold sections and keys, got {shown(document.value)}")
+    value = dict(document.value)
+    origins = {path: f"{source.label}, line {line}" for path, line in document.lines.items()}
+    layer = Layer(value, origins, source.label)
+    if "extends" not in value:
+        return layer
+    base = value.pop("extends")
+    where = origins.pop(("extends",))
+    if not isinstance(base, str):
+        raise ConfigError(f"extends must be the name of one preset or YAML file, got {shown(base)} ({where})")
+    return _merge(_read(_open(base, source.directory, f" ({where})"), chain), layer)
+
+
+def _open(name: str, directory: Path, where: str) -> _Source:
+    """Find `name`: a preset, else a file relative to `directory`. `where` ends the sentence of an error."""
+    if name in preset_names():
+        resource = files("digenrl.data").joinpath("presets", f"{name}.yaml")
+        return _Source(f"preset {name}", f"preset:{name}", Path(), resource.read_bytes())
+    path = directory / Path(name).expanduser()
+    if not name.strip():
+        raise ConfigError(f"expected a preset ({', '.join(preset_names())}) or a YAML file, got an empty name{where}")
+    try:
+        return _Source(str(path), str(path.resolve()), path.parent, path.read_bytes())
+    except IsADirectoryError:
+        raise ConfigError(f"{path} is a directory, expected a preset or a YAML file{where}") from None
+    except PermissionError:
+        raise ConfigError(f"{path} cannot be read: permission denied{where}") from None
+    except (OSError, ValueError):
+        raise ConfigError(_not_found(name, path, where)) from None
+
+
+def _not_found(name: str, path: Path, where: str) -> str:
+    if len(name) > 255:
+        return f"no preset or file {shown(name)}{where}"
+    neighbours: list[str] = []
+    if "/" in name or path.suffix in _SUFFIXES:
+        folder = path.parent
+        if not folder.is_dir():
+            return f"no file {shown(name)}: there is no directory {folder}{where}"
+        near = sorted(entry.name for entry in folder.iterdir() if entry.suffix in _SUFFIXES)
+        neighbours = [str(Path(name).parent / entry) for entry in near]
+    hint = did_you_mean(name, [*neighbours, *preset_names()], "presets and files")
+    return f"no preset or file {shown(name)}{hint}{where}"
+
+
+def override(layer: Layer, text: str) -> Layer:
+    """Put `section.key=value` on top of a layer. The value is read as YAML; a key may pass through list indices.
+
+    Raises:
+        ConfigError: no `=`, no key, no value, a value that is not YAML, or a key below a plain value.
+    """
+    key, equals, raw = text.partition("=")
+    key = key.strip()
+    parts = key.split(".")
+    if not equals:
+        raise ConfigError(f"override {shown(text)} has no '='; write section.key=value")
+    if not all(parts):
+        raise ConfigError(f"override {shown(text)} has no complete key before '='; write section.key=value")
+    if not raw.strip():
+        raise ConfigError(f"override {shown(text)} has no value; write {key}=null to unset it")
+    value = config_yaml.parse(raw, f"override {shown(text)}").value
+    path: KeyPath = tuple(_part(part, index, parts, layer.value, text) for index, part in enumerate(parts))
+    source = f"{layer.source.removesuffix(_OVERRIDDEN)}{_OVERRIDDEN}"
+    return replace(_merge(layer, _nested(layer, path, value, f"override {text}")), source=source)
+
+
+def _part(part: str, index: int, parts: list[str], value: dict[str, Any], text: str) -> str | int:
+    """One step of an override's key, checked against the schema and the lists that are there."""
+    above = tuple(parts[:index])
+    node = node_at(above)
+    if node is not None and is_value(node):
+        raise ConfigError(f"override {shown(text)}: {dotted(above)} is a value, it has no key {part}")
+    current: Any = value
+    for step in above:
+        if isinstance(current, dict):
+            current = current.get(step, {})
+        elif isinstance(current, list) and step.isdecimal() and int(step) < len(current):
+            current = current[int(step)]
+    if isinstance(current, list):
+        if not part.isdecimal() or int(part) >= len(current):
+            raise ConfigError(
+                f"override {shown(text)}: {dotted(above)} is a list of {len(current)}; "
+                f"{part} is not one of its indices 0 to {len(current) - 1}"
+            )
+        return int(part)
+    if current is not None and not isinstance(current, dict):
+        raise ConfigError(f"override {shown(text)}: {dotted(above)} is {shown(current)}, it has no key {part}")
+    if current is None and above:
+        raise ConfigError(f"override {shown(text)}: {dotted(above)} is null, it has no key {part}")
+    return part
+
+
+def _nested(layer: Layer, path: KeyPath, value: Any, source: str) -> Layer:
+    """A layer that holds only `value` at `path`. A list on the way is copied whole, with one entry changed."""
+    origins = {path: source}
+    for length in range(len(path) - 1, -1, -1):
+        part = path[length]
+        if isinstance(part, int):
+            entries = list(_at(layer.value, path[:length]))
+            entries[part] = _merged(entries[part], value)
+            value = entries
+            origins |= {p: o for p, o in layer.origins.items() if p[:length] == path[:length] and p not in origins}
+        else:
+            value = {part: value}
+    return Layer(value, origins, layer.source)
+
+
+def _at(value: Any, path: KeyPath) -> Any:
+    for part in path:
+        value = value[part]
+    return value
+
+
+def _merged(base: Any, top: Any) -> Any:
+    if isinstance(base, dict) and isinstance(top, dict):
+        return {**base, **{key: _merged(base.get(key), value) for key, value in top.items()}}
+    return top
+
+
+def _merge(base: Layer, top: Layer) -> Layer:
+    """`top` over `base`. Values that `top` replaces lose their origins in `base`."""
+    origins = {path: origin for path, origin in base.origins.items() if not _replaced(path, base.value, top.value)}
+    return Layer(_merged(base.value, top.value), {**origins, **top.origins}, top.source)
+
+
+def _replaced(path: KeyPath, base: Any, top: Any) -> bool:
+    for part in path:
+        if not (isinstance(base, dict) and isinstance(top, dict)):
+            return True
+        if part not in top:
+            return False
+        base, top = base[part], top[part]
+    return True

@@ -1,0 +1,143 @@
+"""The configuration's JSON schema, and walking it.
+
+schema()              for editors and other tools; a configuration file that follows it is well formed
+node_at(path)         the part of the schema that describes one key, None for an unknown key
+children_of(node)     keys a section may hold
+expectation(node)     what a value must be, in words: "a number > 0 and < 1"
+leaf_paths()          every key that holds a value, dotted; entries of lists carry the index 0
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+from digenrl.config import RunConfig
+from digenrl.config_errors import KeyPath, dotted, shown
+
+Node = dict[str, Any]
+
+_EXTENDS: Node = {
+    "type": "string",
+    "description": "Preset or YAML file (relative to this file) whose settings apply where this file is silent.",
+}
+_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+_SIMPLE = {
+    "integer": ("an integer", "integers"),
+    "number": ("a number", "numbers"),
+    "boolean": ("true or false", "booleans"),
+    "string": ("a string", "strings"),
+    "null": ("null", "nulls"),
+}
+
+
+def schema() -> Node:
+    """JSON schema (draft 2020-12) of a configuration file. With `extends`, required keys may come from the base."""
+    run = RunConfig.model_json_schema()
+    required = run.pop("required")
+    run["properties"] = {"extends": _EXTENDS, **run["properties"]}
+    run["anyOf"] = [{"required": ["extends"]}, {"required": required}]
+    for definition in run["$defs"].values():
+        # A section of a file that extends another may name any subset of its keys.
+        definition.pop("required", None)
+    run["$defs"]["RewardConfig"]["required"] = ["name"]
+    return {"$schema": "https://json-schema.org/draft/2020-12/schema", **run}
+
+
+@cache
+def _run_schema() -> Node:
+    return RunConfig.model_json_schema()
+
+
+def node_at(path: KeyPath) -> Node | None:
+    """The schema of the key at `path`, references resolved; the whole schema for the empty path."""
+    node = _run_schema()
+    for part in path:
+        found = _step(node, part)
+        if found is None:
+            return None
+        node = found
+    return node
+
+
+def _step(node: Node, part: str | int) -> Node | None:
+    for option in node.get("anyOf", [node]):
+        resolved = _resolve(option)
+        if isinstance(part, str) and part in resolved.get("properties", {}):
+            return _resolve(resolved["properties"][part])
+        if str(part).isdecimal() and resolved.get("type") == "array":
+            entries = resolved.get("prefixItems")
+            if entries is not None:
+                return _resolve(entries[int(part)]) if int(part) < len(entries) else None
+            return _resolve(resolved["items"])
+    return None
+
+
+def _resolve(node: Node) -> Node:
+    if "$ref" not in node:
+        return node
+    definition = _run_schema()["$defs"][node["$ref"].rpartition("/")[2]]
+    return {**definition, **{key: value for key, value in node.items() if key != "$ref"}}
+
+
+def children_of(node: Node) -> list[str]:
+    """Keys of a section in the order of its life; for a list of sections those of one entry; else none."""
+    if "properties" in node:
+        return list(node["properties"])
+    items = node.get("items")
+    return children_of(_resolve(items)) if items else []
+
+
+def is_section(node: Node) -> bool:
+    """Whether the key holds keys."""
+    return "properties" in node
+
+
+def is_value(node: Node) -> bool:
+    """Whether the key holds one value, not a section and not a list."""
+    return not is_section(node) and not any(o.get("type") == "array" for o in node.get("anyOf", [node]))
+
+
+def expectation(node: Node) -> str:
+    """What a value of this key must be, as the end of "must be ..."."""
+    if "anyOf" in node:
+        return " or ".join(expectation(_resolve(option)) for option in node["anyOf"])
+    if "enum" in node:
+        return f"one of {', '.join(map(str, node['enum']))}"
+    if "const" in node:
+        return str(node["const"])
+    if is_section(node):
+        return f"a section with keys such as {', '.join(children_of(node)[:3])}"
+    if node["type"] == "array":
+        return _list_expectation(node)
+    text = _SIMPLE[node["type"]][0]
+    bounds = [f"{sign} {shown(node[key])}" for key, sign in _BOUNDS.items() if key in node]
+    if node.get("minLength"):
+        text += " that is not empty"
+    return " ".join([text, " and ".join(bounds)]) if bounds else text
+
+
+def _list_expectation(node: Node) -> str:
+    if "prefixItems" in node:
+        entries = node["prefixItems"]
+        return f"a list of {len(entries)} {_SIMPLE[entries[0]['type']][1]}"
+    items = _resolve(node["items"])
+    size = " with at least one entry" if node.get("minItems") else ""
+    if is_section(items):
+        return f"a list of sections with the keys {', '.join(children_of(items))}{size}"
+    return f"a list of {_SIMPLE[items['type']][1]}{size}"
+
+
+@cache
+def leaf_paths() -> tuple[str, ...]:
+    """Every key that holds a value, in order."""
+    return tuple(dotted(path) for path in _leaves(_run_schema(), ()))
+
+
+def _leaves(node: Node, path: KeyPath) -> list[KeyPath]:
+    items = _resolve(node["items"]) if "items" in node else None
+    if items is not None and is_section(items):
+        return _leaves(items, (*path, 0))
+    if not is_section(node):
+        return [path]
+    return [leaf for key in node["properties"] for leaf in _leaves(_resolve(node["properties"][key]), (*path, key))]

@@ -1,0 +1,74 @@
+"""Read, show and explain configurations.
+
+    load_config(preset_or_path, overrides) -> RunConfig     raises ConfigError
+    preset_names() -> list[str]                             what ships
+    show(config) -> str                                     YAML that loads back to an equal configuration
+    explain(key) -> str                                     type, default, bounds and meaning of a key or section
+    schema() -> dict                                        JSON schema of a configuration file
+    warnings_of(config) -> list[str]                        legal settings that will not do what they seem to
+
+A file may begin with `extends: PRESET_OR_FILE`; settings it does not name come from there. `digenrl.preflight` checks
+what needs the prompts, the model and the machine.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+
+from pydantic import ValidationError
+
+from digenrl import config_yaml
+from digenrl.config import RunConfig
+from digenrl.config_errors import ConfigError
+from digenrl.config_explain import explain
+from digenrl.config_layers import Layer, override, preset_names, read_layers
+from digenrl.config_schema import schema
+from digenrl.config_words import problems_of
+
+__all__ = ["ConfigError", "explain", "load_config", "preset_names", "schema", "show", "warnings_of"]
+
+
+def load_config(preset_or_path: str, overrides: Sequence[str] = ()) -> RunConfig:
+    """Read a preset by name or a YAML file by path, with overrides `section.key=value` on top (the last one wins).
+
+    Raises:
+        ConfigError: everything that is wrong, one sentence each.
+    """
+    layer = read_layers(preset_or_path)
+    problems: list[str] = []
+    for text in overrides:
+        try:
+            layer = override(layer, text)
+        except ConfigError as error:
+            problems += error.problems
+    config, found = _validate(layer)
+    if config is None or problems:
+        raise ConfigError(*problems, *found)
+    return config
+
+
+def _validate(layer: Layer) -> tuple[RunConfig | None, list[str]]:
+    # Strict JSON mode: lists and mappings become tuples and sections, but "3" is no integer and 1 is not true.
+    text = json.dumps(layer.value)
+    try:
+        return RunConfig.model_validate_json(text, strict=True), []
+    except ValidationError as error:
+        return None, problems_of(error, layer.value, layer.origin_of)
+
+
+def show(config: RunConfig) -> str:
+    """The whole configuration as YAML, in the order of `digenrl.config`, defaults written out."""
+    return config_yaml.dump(config.model_dump(mode="json"))
+
+
+def warnings_of(config: RunConfig) -> list[str]:
+    """Sentences about settings that are legal and have no effect."""
+    algorithm = config.algorithm
+    warnings = []
+    if algorithm.updates_per_iteration == 1:
+        warnings.append(
+            f"algorithm.clip_range={algorithm.clip_range} has no effect: clip_range cannot act with "
+            "algorithm.updates_per_iteration=1, where the ratio is always 1 and only the learning rate limits a step"
+        )
+    return warnings

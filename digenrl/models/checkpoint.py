@@ -1,0 +1,59 @@
+"""Where a checkpoint lives: a directory, a hub id, or `package:NAME` for one that ships with DigenRL.
+
+locate(path)       what to hand to `from_pretrained`
+CheckpointError    a checkpoint that cannot be found or used, in a sentence
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from digenrl.config_errors import ConfigError, did_you_mean, nearest
+
+PACKAGE_PREFIX = "package:"
+
+
+class CheckpointError(ConfigError):
+    """A checkpoint cannot be found, read, or does not fit what it is asked for."""
+
+
+def locate(path: str) -> str:
+    """Turn `model.path` into something `from_pretrained` takes.
+
+    A hub id is returned as it is; whether it exists is found out when it is loaded.
+
+    Raises:
+        CheckpointError: nothing is there; names the nearest thing that is.
+    """
+    if path.startswith(PACKAGE_PREFIX):
+        return str(_packaged(path.removeprefix(PACKAGE_PREFIX)))
+    local = Path(path).expanduser()
+    if local.is_dir():
+        return str(local)
+    if _is_hub_id(path):
+        return path
+    siblings = [p.name for p in local.parent.iterdir() if p.is_dir()] if local.parent.is_dir() else []
+    near = nearest(local.name, siblings)
+    raise CheckpointError(
+        f"model.path={path!r} is not a directory; expected a diffusers pipeline saved by save_pretrained, "
+        f"a hub id OWNER/NAME, or package:NAME" + (f"; did you mean {local.parent / near}?" if near else "")
+    )
+
+
+def _packaged(name: str) -> Path:
+    data = Path(str(files("digenrl") / "data"))
+    found = data / name
+    if (found / "model_index.json").is_file():
+        return found
+    shipped = sorted(p.parent.name for p in data.glob("*/model_index.json"))
+    raise CheckpointError(
+        f"model.path='{PACKAGE_PREFIX}{name}' does not ship with DigenRL"
+        f"{did_you_mean(name, shipped, 'checkpoints that do')}"
+    )
+
+
+def _is_hub_id(path: str) -> bool:
+    """OWNER/NAME and nothing that only a file path has."""
+    owner, slash, name = path.partition("/")
+    return bool(owner and slash and name) and "/" not in name and owner not in {".", "..", "~"}

@@ -1,0 +1,143 @@
+"""Reward for rendered text: what a pretrained OCR model reads, compared with the target.
+
+The recogniser is PP-OCRv4 (recognition only), which ships inside the wheel `rapidocr-onnxruntime`. It runs through
+onnxruntime directly, one batch per call and on one thread, so the same pictures give the same values anywhere.
+
+    OcrReward      reward = 1 - levenshtein(read, target) / len(target), clipped to [0, 1]
+    Recogniser     pictures -> texts
+    exact_match    whether a reading is the target
+    levenshtein    edit distance
+
+The case rule: readings and targets are compared case-folded and without white space. The whole picture is taken for
+one line of text; nothing locates text in a larger scene.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from importlib.resources import files
+
+import numpy as np
+import onnxruntime
+from numpy.typing import NDArray
+from PIL import Image
+
+from digenrl.rewards.base import PromptRecord, Score, frames_of, score_of
+
+MODEL_FILE = "ch_PP-OCRv4_rec_infer.onnx"
+#: Height the recogniser is fed. Its own default is 48; 32 is read as well and costs half.
+INPUT_HEIGHT = 32
+#: Columns of replicated border on the left and on the right: text that touches the edge is misread.
+BORDER = 8
+FIELD = "target"
+
+
+class Recogniser:
+    """PP-OCRv4's text-line recogniser."""
+
+    def __init__(self) -> None:
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL
+        options.use_deterministic_compute = True
+        options.log_severity_level = 3
+        model = files("rapidocr_onnxruntime").joinpath("models", MODEL_FILE).read_bytes()
+        self._session = onnxruntime.InferenceSession(model, options, providers=["CPUExecutionProvider"])
+        self._input = self._session.get_inputs()[0].name
+        characters = self._session.get_modelmeta().custom_metadata_map["character"].splitlines()
+        # Class 0 is the CTC blank and the last class is the space; the list in the file names what is between.
+        self._alphabet = ["", *characters, " "]
+
+    def __call__(self, pictures: NDArray[np.uint8]) -> list[str]:
+        """Read B pictures of one line each, (B, H, W, 3) uint8 RGB, in one batch."""
+        if not len(pictures):
+            return []
+        probabilities = self._session.run(None, {self._input: _prepare(pictures)})[0]
+        return [self._decode(row) for row in probabilities.argmax(axis=2)]
+
+    def _decode(self, classes: NDArray[np.int64]) -> str:
+        """Greedy CTC: runs of one class are one character, blanks separate."""
+        first_of_run = np.concatenate(([True], classes[1:] != classes[:-1]))
+        return "".join(self._alphabet[c] for c in classes[first_of_run])
+
+
+class OcrReward:
+    """Closeness of the text that is read to `fields["target"]`, in [0, 1]. A video's value is its frames' mean."""
+
+    name = "ocr"
+
+    def __init__(self) -> None:
+        self.recogniser = Recogniser()
+
+    def validate(self, prompts: Sequence[PromptRecord]) -> None:
+        """Refuse prompts without a target.
+
+        Raises:
+            ValueError: names the first record whose target is missing or blank.
+        """
+        for prompt in prompts:
+            target_of(prompt)
+
+    def __call__(self, images: NDArray[np.uint8], prompts: Sequence[PromptRecord]) -> list[Score]:
+        """Score B samples; see `Reward`."""
+        frames, per_sample = frames_of(images, prompts)
+        readings = self.recogniser(frames)
+        targets = [target_of(prompt) for prompt in prompts for _ in range(per_sample)]
+        closeness = [text_reward(reading, target) for reading, target in zip(readings, targets, strict=True)]
+        means = np.asarray(closeness).reshape(len(prompts), per_sample).mean(axis=1)
+        return [score_of(self.name, mean) for mean in means]
+
+
+def target_of(prompt: PromptRecord) -> str:
+    """The text a prompt wants to see.
+
+    Raises:
+        ValueError: the record has none.
+    """
+    target = prompt.fields.get(FIELD)
+    if target is None:
+        have = ", ".join(sorted(prompt.fields)) or "none"
+        raise ValueError(
+            f"reward ocr: prompt {prompt.uid!r} has no field {FIELD!r}; expected the text to be read in the picture "
+            f"(its fields: {have})"
+        )
+    if not normalise(target):
+        raise ValueError(f"reward ocr: prompt {prompt.uid!r} has the blank {FIELD} {target!r}; expected some text")
+    return target
+
+
+def text_reward(reading: str, target: str) -> float:
+    """1 - levenshtein / len(target), clipped to [0, 1]: readings much longer than the target would fall below 0."""
+    reading, target = normalise(reading), normalise(target)
+    return max(0.0, 1.0 - levenshtein(reading, target) / len(target))
+
+
+def exact_match(reading: str, target: str) -> bool:
+    """Whether a reading is the target, by the case rule of this module."""
+    return normalise(reading) == normalise(target)
+
+
+def normalise(text: str) -> str:
+    """Case-folded, without white space."""
+    return "".join(text.casefold().split())
+
+
+def levenshtein(a: str, b: str) -> int:
+    """Fewest insertions, deletions and substitutions of one character that turn `a` into `b`."""
+    previous = list(range(len(b) + 1))
+    for i, left in enumerate(a, start=1):
+        current = [i]
+        for j, right in enumerate(b, start=1):
+            current.append(min(previous[j] + 1, current[j - 1] + 1, previous[j - 1] + (left != right)))
+        previous = current
+    return previous[-1]
+
+
+def _prepare(pictures: NDArray[np.uint8]) -> NDArray[np.float32]:
+    """(B, H, W, 3) uint8 RGB -> (B, 3, 32, W') float32 BGR in [-1, 1], aspect kept, borders replicated."""
+    height, width = pictures.shape[1:3]
+    size = (max(1, round(width * INPUT_HEIGHT / height)), INPUT_HEIGHT)
+    scaled = np.stack([np.asarray(Image.fromarray(p).resize(size, Image.Resampling.BICUBIC)) for p in pictures])
+    padded = np.pad(scaled, ((0, 0), (0, 0), (BORDER, BORDER), (0, 0)), mode="edge")
+    normalised = (padded.astype(np.float32) / 255.0 - 0.5) / 0.5
+    return np.ascontiguousarray(normalised[..., ::-1].transpose(0, 3, 1, 2))

@@ -1,0 +1,168 @@
+"""What a RunConfig means in units, seeds and numbers: the one place where loop and workers read it.
+
+run_shape          how the run is cut into units, every `auto` resolved
+geometry           size of the samples
+adapter_seed       seed of the initial adapter
+normaliser         nominal (sample, step) pairs of one optimiser step
+rollout_spec       the rollout of one micro-batch, for training or evaluation
+prompts_of         the prompt of every sample of a micro-batch
+group_rewards      scores by group, failed samples left out
+advantages_of      advantages of the samples that take part in training
+learning_rate      of an iteration
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from digenrl.algorithms.advantages import Advantages, group_advantages
+from digenrl.algorithms.optimizer import learning_rate as schedule_learning_rate
+from digenrl.algorithms.selection import trained_steps
+from digenrl.config import RunConfig
+from digenrl.identity import MicroBatchId, SampleId, seed_of
+from digenrl.models.base import FlowModel, Geometry
+from digenrl.prompts import prompts_of_iteration
+from digenrl.rewards.base import PromptRecord, Score, Scored
+from digenrl.rollout import RolloutSpec
+from digenrl.scheduling.shape import RunShape
+
+
+def run_shape(config: RunConfig, num_held_out: int, start_iteration: int = 0) -> RunShape:
+    """The shape of a run.
+
+    Args:
+        config: the run's configuration.
+        num_held_out: held-out prompts there are; an evaluation takes the first `evaluation.prompts` of them.
+        start_iteration: first iteration to run, > 0 on resume.
+    """
+    algorithm, evaluation, iterations = config.algorithm, config.evaluation, config.iterations
+
+    def steps_of(iteration: int) -> tuple[int, ...]:
+        return trained_steps(
+            algorithm.num_steps, algorithm.sde_window_size, algorithm.window_range, config.seed, iteration
+        )
+
+    def detailed(iteration: int) -> bool:
+        observe = config.schedule.observe
+        return observe.detail == "unit" or iteration == 0 or (observe.every > 0 and iteration % observe.every == 0)
+
+    def evaluated(version: int) -> bool:
+        every = evaluation.every
+        return every > 0 and (version % every == 0 or version == iterations)
+
+    return RunShape(
+        run_seed=config.seed,
+        eval_seed=evaluation.seed,
+        start_iteration=start_iteration,
+        iterations=iterations,
+        groups=algorithm.prompts_per_iteration,
+        group_size=algorithm.samples_per_prompt,
+        micro_batch=config.micro_batch,
+        num_steps=algorithm.num_steps,
+        updates=algorithm.updates_per_iteration,
+        timestep_batch=_timestep_batch(config),
+        trained_steps=steps_of,
+        detailed=detailed,
+        eval_prompts=min(evaluation.prompts, num_held_out) if evaluation.every > 0 else 0,
+        eval_micro_batch=evaluation.micro_batch,
+        eval_num_steps=evaluation.num_steps,
+        evaluated=evaluated,
+    )
+
+
+def trained_step_count(config: RunConfig) -> int:
+    """K, trained timesteps of each sample."""
+    return config.algorithm.sde_window_size or config.algorithm.num_steps - 1
+
+
+def _timestep_batch(config: RunConfig) -> int:
+    size = config.schedule.timestep_batch
+    return trained_step_count(config) if size == "auto" else min(size, trained_step_count(config))
+
+
+def geometry(config: RunConfig) -> Geometry:
+    """Size of the samples."""
+    return Geometry(config.model.height, config.model.width)
+
+
+def adapter_seed(config: RunConfig) -> int:
+    """Seed of the initial adapter."""
+    return seed_of("run", config.seed, "adapter")
+
+
+def normaliser(config: RunConfig) -> int:
+    """groups * G * K of one optimiser step: what its loss is divided by, whatever failed."""
+    algorithm = config.algorithm
+    groups = algorithm.prompts_per_iteration // algorithm.updates_per_iteration
+    return groups * algorithm.samples_per_prompt * trained_step_count(config)
+
+
+def rollout_spec(
+    config: RunConfig, shape: RunShape, model: FlowModel, micro_batch: MicroBatchId, version: int
+) -> RolloutSpec:
+    """The rollout of a micro-batch under weights `version`. Evaluations have no stochastic step."""
+    evaluation = micro_batch.phase == "eval"
+    size = geometry(config)
+    return RolloutSpec(
+        micro_batch=micro_batch,
+        samples=shape.samples(micro_batch),
+        version=version,
+        sigmas=model.sigmas(shape.eval_num_steps if evaluation else shape.num_steps, size),
+        steps=() if evaluation else shape.trained_steps(micro_batch.iteration),
+        sampler=config.algorithm.sampler,
+        noise_level=config.algorithm.noise_level,
+        guidance_scale=config.model.guidance_scale,
+        geometry=size,
+    )
+
+
+def prompts_of(
+    shape: RunShape, micro_batch: MicroBatchId, prompts: Sequence[PromptRecord], held_out: Sequence[PromptRecord]
+) -> list[PromptRecord]:
+    """The prompt of each of the B samples of a micro-batch.
+
+    Args:
+        shape: the run's shape.
+        micro_batch: of training or evaluation.
+        prompts: all training prompts.
+        held_out: all held-out prompts.
+    """
+    samples = shape.samples(micro_batch)
+    if micro_batch.phase == "eval":
+        return [held_out[sample.group] for sample in samples]
+    drawn = prompts_of_iteration(prompts, shape.run_seed, micro_batch.iteration, shape.groups)
+    return [drawn[sample.group] for sample in samples]
+
+
+def group_rewards(
+    shape: RunShape, iteration: int, groups: Sequence[int], scores: Mapping[SampleId, Score]
+) -> list[dict[SampleId, float]]:
+    """Rewards of some groups of an iteration, per group; samples whose reward failed are left out."""
+    of_group: dict[int, dict[SampleId, float]] = {group: {} for group in groups}
+    for sample, score in scores.items():
+        if sample.iteration == iteration and sample.group in of_group and isinstance(score, Scored):
+            of_group[sample.group][sample] = score.value
+    return [of_group[group] for group in groups]
+
+
+def advantages_of(config: RunConfig, rewards_by_group: Sequence[Mapping[SampleId, float]]) -> Advantages[SampleId]:
+    """Advantages by the run's rule. With scope `update` or `iteration`, give exactly the groups of that scope.
+
+    Groups of zero variance have no policy term. Their samples stay, with advantage 0, only if the run has a KL term.
+    """
+    algorithm = config.algorithm
+    found = group_advantages(
+        rewards_by_group,
+        std_scope=algorithm.std_scope,
+        adv_clip_max=algorithm.adv_clip_max,
+        zero_variance_tolerance=algorithm.zero_variance_tolerance,
+    )
+    if algorithm.kl_beta > 0:
+        return found
+    silent = {sample for position in found.zero_variance for sample in rewards_by_group[position]}
+    return Advantages({s: a for s, a in found.values.items() if s not in silent}, found.zero_variance)
+
+
+def learning_rate(config: RunConfig, iteration: int) -> float:
+    """Learning rate of the optimiser steps of one iteration."""
+    return schedule_learning_rate(config.optimizer, config.iterations, iteration)

@@ -1,0 +1,87 @@
+"""The state of one micro-batch, from its first rollout step to its last train unit."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from digenrl.identity import MicroBatchId, SampleId
+from digenrl.rewards.base import Score
+from digenrl.scheduling.shape import RunShape
+from digenrl.scheduling.units import RolloutUnit, TrainUnit
+
+
+@dataclass(slots=True, eq=False)
+class Batch:
+    """One micro-batch.
+
+    Attributes:
+        id: which.
+        samples: its samples, in batch order.
+        theta: the adapter that generates it.
+        update: the theta its gradient helps to make; 0 for evaluation.
+        rollout: its rollout units, in order.
+        roller: who generates it, or generated it last.
+        queued: it waits for a worker to generate it.
+        issued: rollout units dispatched to `roller`.
+        finished: rollout units that ended there.
+        generated: it has been generated at least once.
+        copying: copies under way, target -> source.
+        waits_for_score: it waits for a worker to score it.
+        scorer: who scores it.
+        scores: one per sample, once scored.
+        advantages: of the samples that take part, once the std scope is closed.
+        trainer: who trains on it.
+        placed: its open train units are in the trainer's queue.
+        open: train units that are not in the update yet.
+        running: open train units that are dispatched, and where.
+        avoid: workers where rolling out or scoring it failed.
+    """
+
+    id: MicroBatchId
+    samples: tuple[SampleId, ...]
+    theta: int
+    update: int
+    rollout: list[RolloutUnit]
+    open: dict[TrainUnit, None]
+    roller: str | None = None
+    queued: bool = False
+    issued: int = 0
+    finished: int = 0
+    generated: bool = False
+    copying: dict[str, str] = field(default_factory=dict)
+    waits_for_score: bool = False
+    scorer: str | None = None
+    scores: dict[SampleId, Score] | None = None
+    advantages: dict[SampleId, float] | None = None
+    trainer: str | None = None
+    placed: bool = False
+    running: dict[TrainUnit, str] = field(default_factory=dict)
+    avoid: set[str] = field(default_factory=set)
+
+    @classmethod
+    def of(cls, shape: RunShape, micro_batch: MicroBatchId) -> Batch:
+        """A micro-batch nothing has been done for."""
+        training = micro_batch.phase == "train"
+        return cls(
+            id=micro_batch,
+            samples=shape.samples(micro_batch),
+            theta=shape.theta_of_version(micro_batch.iteration),
+            update=shape.update_of_group(micro_batch.iteration, shape.group_of(micro_batch)) if training else 0,
+            rollout=shape.rollout_units(micro_batch),
+            open=dict.fromkeys(shape.train_units(micro_batch)) if training else {},
+        )
+
+    @property
+    def needed(self) -> bool:
+        """Whether somebody still has to read the trajectory."""
+        return self.scores is None or bool(self.open)
+
+    @property
+    def complete(self) -> bool:
+        """Whether all rollout units ended on `roller`."""
+        return self.finished == len(self.rollout)
+
+    def restart(self) -> None:
+        """The trajectory is gone: it will be generated from step 0."""
+        self.roller = None
+        self.issued = self.finished = 0

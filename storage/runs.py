@@ -1,0 +1,194 @@
+"""The directory of one run: `<home>/<run>/`.
+
+    RunDirectory.create(home, preset, config, name)   claims a name; two processes never get the same one
+    RunDirectory.open(home, name)                     an existing run
+    run_names(home)                                   runs that exist
+
+    config.yaml     the configuration as resolved
+    summary.json    how the run stands; replaced whole
+    timeline.json   what ran where and when
+    log.txt         the run's log
+    checkpoints/    see storage.checkpoints
+    pictures/       sample grids by iteration
+
+A run's identity is its name. The claim is the creation of the directory, which the file system does for one process
+only.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from digenrl.config import RunConfig
+from digenrl.config_errors import ConfigError, did_you_mean
+from digenrl.configure import load_config, show
+from storage.atomic import write_atomically
+
+LONGEST_NAME = 64
+_NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
+_CONFIG = "config.yaml"
+#: Room for `-` and the number behind the name of a preset.
+_LONGEST_STEM = LONGEST_NAME - 10
+
+
+@dataclass(frozen=True)
+class RunDirectory:
+    """Paths and small files of one run."""
+
+    path: Path
+
+    @classmethod
+    def create(cls, home: Path, preset: str, config: RunConfig, name: str | None = None) -> RunDirectory:
+        """Claim a directory and write the configuration into it.
+
+        Args:
+            home: where runs live; created if absent.
+            preset: name or path the configuration came from; the run becomes `<preset>-<n>`, n the next free number.
+            config: as resolved.
+            name: the run's name instead.
+
+        Raises:
+            ConfigError: the name is taken or not a possible name.
+        """
+        home.mkdir(parents=True, exist_ok=True)
+        run = cls(_claim_named(home, name) if name is not None else _claim_next(home, _stem(preset)))
+        run.write_config(config)
+        return run
+
+    @classmethod
+    def open(cls, home: Path, name: str) -> RunDirectory:
+        """A run that exists.
+
+        Raises:
+            ConfigError: there is no such run; names the nearest one. Or it never got as far as its configuration.
+        """
+        check_name(name)
+        run = cls(home / name)
+        if run.config_path.is_file():
+            return run
+        if run.path.is_dir():
+            raise ConfigError(f"{run.path} is not a run: it has no {_CONFIG}; remove it and train again")
+        hint = did_you_mean(name, run_names(home), "runs") or "; there are no runs yet"
+        raise ConfigError(f"there is no run {name!r} in {home}{hint}")
+
+    @property
+    def name(self) -> str:
+        """The run's name."""
+        return self.path.name
+
+    @property
+    def config_path(self) -> Path:
+        """The configuration as resolved."""
+        return self.path / _CONFIG
+
+    @property
+    def summary_path(self) -> Path:
+        """How the run stands."""
+        return self.path / "summary.json"
+
+    @property
+    def timeline_path(self) -> Path:
+        """What ran where and when."""
+        return self.path / "timeline.json"
+
+    @property
+    def log_path(self) -> Path:
+        """The run's log."""
+        return self.path / "log.txt"
+
+    @property
+    def checkpoints(self) -> Path:
+        """Root of the run's checkpoints; may not exist yet."""
+        return self.path / "checkpoints"
+
+    def picture_path(self, label: str, iteration: int) -> Path:
+        """Where a picture goes, e.g. `pictures/held-out-000010.png`; its directory exists on return."""
+        check_name(label)
+        directory = self.path / "pictures"
+        directory.mkdir(exist_ok=True)
+        return directory / f"{label}-{iteration:06d}.png"
+
+    def write_config(self, config: RunConfig) -> None:
+        """Replace the configuration, e.g. on a resume with overrides."""
+        write_atomically(self.config_path, show(config).encode())
+
+    def read_config(self) -> RunConfig:
+        """The configuration as resolved.
+
+        Raises:
+            ConfigError: it was edited into something that cannot run.
+        """
+        return load_config(str(self.config_path))
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Replace the summary: a reader sees the old one or the new one.
+
+        Raises:
+            ValueError: a number is not finite.
+        """
+        write_atomically(self.summary_path, json.dumps(summary, indent=1, allow_nan=False).encode())
+
+    def read_summary(self) -> dict[str, Any] | None:
+        """The summary, None before the first was written."""
+        try:
+            summary: dict[str, Any] = json.loads(self.summary_path.read_bytes())
+        except FileNotFoundError:
+            return None
+        return summary
+
+
+def run_names(home: Path) -> list[str]:
+    """Names of the runs below `home`, newest first."""
+    configs = sorted(home.glob(f"*/{_CONFIG}"), key=lambda path: path.stat().st_mtime, reverse=True)
+    return [path.parent.name for path in configs if _NAME.fullmatch(path.parent.name)]
+
+
+def check_name(name: str) -> None:
+    """A name is a file name on any system and cannot lead out of its directory.
+
+    Raises:
+        ConfigError: it is not.
+    """
+    if len(name) > LONGEST_NAME:
+        raise ConfigError(f"the name {name[:20]!r}… has {len(name)} characters, expected at most {LONGEST_NAME}")
+    if not _NAME.fullmatch(name):
+        raise ConfigError(
+            f"the name {name!r} must be made of letters, digits, '.', '_' and '-', and begin with a letter or digit"
+        )
+
+
+def _claim_named(home: Path, name: str) -> Path:
+    check_name(name)
+    path = home / name
+    try:
+        path.mkdir()
+    except FileExistsError:
+        raise ConfigError(
+            f"the run {name!r} exists in {home}; continue it with `digenrl resume {name}`, or choose another name"
+        ) from None
+    return path
+
+
+def _claim_next(home: Path, stem: str) -> Path:
+    """Claim the number after the highest one in use. Numbers are not reused while a later run exists."""
+    pattern = re.compile(rf"{re.escape(stem)}-([0-9]{1, 8})")
+    number = 1 + max((int(m[1]) for entry in home.iterdir() if (m := pattern.fullmatch(entry.name))), default=0)
+    while True:
+        path = home / f"{stem}-{number}"
+        try:
+            path.mkdir()
+        except FileExistsError:
+            number += 1
+        else:
+            return path
+
+
+def _stem(preset: str) -> str:
+    """The name of a preset, or of a file without its directory and suffix, made into a possible name."""
+    name = Path(preset).name.removesuffix(".yaml").removesuffix(".yml")
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-")[:_LONGEST_STEM]
+    return stem or "run"

@@ -1,0 +1,181 @@
+"""Opens and closes Prefect task runs as the engine hands out units.
+
+In a detailed iteration every unit is one task run with its edges. Elsewhere a task run stands for a micro-batch or for
+the whole iteration. Showing never changes what is computed: this is a listener.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Sequence
+
+from prefect import State, tags
+
+from digenrl.config import ObserveConfig
+from digenrl.identity import MicroBatchId
+from digenrl.scheduling.shape import RunShape
+from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, UpdateUnit
+from tasks.kinds import OBSERVERS
+from tasks.metered import Metered
+from workers.listener import Dispatched, IterationReport, Listener
+
+#: Share of the run's time that `detail: auto` lets observing cost outside detailed iterations.
+BUDGET = 0.02
+
+Outcome = asyncio.Future[object]
+
+
+class Observers(Listener):
+    """Task runs of one flow run. Create it inside the flow."""
+
+    def __init__(self, config: ObserveConfig, shape: RunShape) -> None:
+        """Args: what to show, and the run's shape."""
+        self._config = config
+        self._shape = shape
+        self._states: dict[Unit, asyncio.Task[State[None] | None]] = {}
+        self._lanes: dict[tuple[str, str], Outcome] = {}
+        self._open: dict[str, tuple[asyncio.Future[None], Counter[str]]] = {}
+        self._running: set[asyncio.Task[State[None] | None]] = set()
+        self._iteration_s = 0.0
+        self._cost_s = 0.0
+        self._started = time.monotonic()
+        self.emitted = 0
+
+    # --- what the engine says ---
+
+    def dispatched(self, event: Dispatched) -> None:
+        """See Listener."""
+        unit = event.run.unit
+        iteration = self._iteration_of(unit)
+        lane = (event.run.worker, unit.lane)
+        before = self._lanes.get(lane)
+        self._lanes[lane] = event.outcome
+        detail = self._detail(iteration)
+        if detail == "unit":
+            version = event.run.theta // self._shape.updates
+            labels = [event.role, event.worker_name, f"version {version}", f"iteration {iteration}"]
+            self._states[unit] = self._spawn(
+                self._observe(event.role, unit.label, event.outcome, labels, self._upstream(unit), before)
+            )
+        elif isinstance(unit, RolloutUnit) and unit.micro_batch.phase == "train":
+            self._open_group(detail, unit.micro_batch)
+        if detail == "microbatch" and isinstance(unit, TrainUnit):
+            event.outcome.add_done_callback(lambda done: self._trained(unit, done))
+
+    def iteration_closed(self, report: IterationReport) -> None:
+        """See Listener."""
+        self._iteration_s = report.seconds
+        for label in [label for label in self._open if label.startswith((f"i{report.iteration} ", "iteration "))]:
+            self._end_group(label)
+        self._states = {unit: state for unit, state in self._states.items() if self._recent(unit, report.iteration)}
+
+    async def close(self) -> None:
+        """End every open task run and wait until Prefect was told."""
+        for label in list(self._open):
+            self._end_group(label)
+        if self._running:
+            await asyncio.gather(*self._running, return_exceptions=True)
+
+    @property
+    def share(self) -> float:
+        """Share of the time since the start that this process spent on observing (its CPU time per wall time)."""
+        return self._cost_s / max(time.monotonic() - self._started, 1e-9)
+
+    # --- which detail ---
+
+    def _iteration_of(self, unit: Unit) -> int:
+        match unit:
+            case UpdateUnit():
+                return (unit.theta - 1) // self._shape.updates
+            case RolloutUnit() | ScoreUnit() | TrainUnit():
+                return unit.micro_batch.iteration
+
+    def _recent(self, unit: Unit, iteration: int) -> bool:
+        return self._iteration_of(unit) > iteration
+
+    def _detail(self, iteration: int) -> str:
+        if self._shape.detailed(iteration):
+            return "unit"
+        if self._config.detail != "auto":
+            return self._config.detail
+        per_run_s = self._cost_s / self.emitted if self.emitted else 0.0
+        runs = len(self._shape.micro_batches(iteration))
+        return "microbatch" if runs * per_run_s <= BUDGET * self._iteration_s else "iteration"
+
+    # --- edges ---
+
+    def _upstream(self, unit: Unit) -> list[Unit]:
+        match unit:
+            case RolloutUnit():
+                earlier = [u for u in self._shape.rollout_units(unit.micro_batch) if u.last == unit.first]
+                return list(earlier)
+            case ScoreUnit():
+                return [self._shape.rollout_units(unit.micro_batch)[-1]]
+            case TrainUnit():
+                return [ScoreUnit(m) for m in self._group_mates(unit.micro_batch)]
+            case UpdateUnit():
+                iteration, groups = self._shape.groups_of_update(unit.theta)
+                members = [m for m in self._shape.micro_batches(iteration) if self._shape.group_of(m) in groups]
+                return [u for m in members for u in self._shape.train_units(m)]
+
+    def _group_mates(self, micro_batch: MicroBatchId) -> list[MicroBatchId]:
+        group = self._shape.group_of(micro_batch)
+        mates = self._shape.micro_batches(micro_batch.iteration)
+        return [m for m in mates if self._shape.group_of(m) == group]
+
+    # --- task runs ---
+
+    async def _observe(
+        self,
+        kind: str,
+        label: str,
+        outcome: Outcome,
+        labels: Sequence[str],
+        upstream: Sequence[Unit] = (),
+        before: Outcome | None = None,
+    ) -> State[None] | None:
+        # A queued unit starts when the one before it on its lane ends: open the task run then, not when it was queued.
+        if before is not None:
+            await asyncio.wait([before])
+        states = [await self._states[unit] for unit in upstream if unit in self._states]
+        if outcome.cancelled():
+            return None
+        with tags(*labels):
+            wait_for = [state for state in states if state is not None]
+            run = Metered(OBSERVERS[kind](label, outcome, return_state=True, wait_for=wait_for))
+            self.emitted += 1
+            state: State[None] = await run
+        self._cost_s += run.seconds
+        return state
+
+    def _open_group(self, detail: str, micro_batch: MicroBatchId) -> None:
+        iteration = micro_batch.iteration
+        label = micro_batch.label if detail == "microbatch" else f"iteration {iteration}"
+        if label in self._open:
+            return
+        outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        self._open[label] = (outcome, Counter())
+        kind = "micro-batch" if detail == "microbatch" else "iteration"
+        self._spawn(self._observe(kind, label, outcome, [f"iteration {iteration}"]))
+
+    def _trained(self, unit: TrainUnit, done: Outcome) -> None:
+        label = unit.micro_batch.label
+        if label not in self._open or done.cancelled() or done.exception() is not None:
+            return
+        counts = self._open[label][1]
+        counts["trained"] += 1
+        if counts["trained"] == len(self._shape.train_units(unit.micro_batch)):
+            self._end_group(label)
+
+    def _end_group(self, label: str) -> None:
+        outcome, _ = self._open.pop(label)
+        if not outcome.done():
+            outcome.set_result(None)
+
+    def _spawn(self, work: object) -> asyncio.Task[State[None] | None]:
+        task = asyncio.create_task(work)  # type: ignore[arg-type]
+        self._running.add(task)
+        task.add_done_callback(self._running.discard)
+        return task

@@ -1,0 +1,98 @@
+"""What the engine asks of a worker. Every function is sent by reference and must stay importable on workers.
+
+    prepare, execute         Dask tasks, in a slot of the worker
+    install, pull, export    coroutines run on the worker's event loop, beside its slots
+
+Data moves peer to peer: the engine names a source, the target fetches from it and checks a hash.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from distributed import Worker, get_worker
+from distributed.comm import CommClosedError
+from distributed.protocol import to_serialize
+from distributed.utils import offload
+
+from digenrl.scheduling.messages import AccumulatorRef, Ref
+from digenrl.scheduling.units import TrainUnit
+from workers import replica as replicas
+from workers.presence import incarnation_of
+from workers.receipts import Assignment, Readiness, Receipt, RunSetup
+
+Tensors = dict[str, torch.Tensor]
+
+
+class WrongWorkerError(RuntimeError):
+    """A unit reached a process or a run it was not meant for."""
+
+
+def prepare(setup: RunSetup) -> Readiness:
+    """Build the replica of a run on this worker. Repeating it for the same epoch is free."""
+    incarnation = incarnation_of(get_worker())
+    return replicas.build(setup, incarnation)
+
+
+def execute(assignment: Assignment, *after: Receipt) -> Receipt:
+    """Run one unit. `after` are receipts of units that had to end first; Dask holds this one back for them."""
+    incarnation = incarnation_of(get_worker())
+    if incarnation != assignment.run.worker:
+        raise WrongWorkerError(f"{assignment.run.unit.label} is for {assignment.run.worker}, this is {incarnation}")
+    return replicas.current(assignment.epoch).run(assignment)
+
+
+async def install(epoch: str, ref: replicas.HeldRef, meta: Any, tensors: Tensors, expected_hash: str) -> None:
+    """Store what the driver sends along; refused if its hash differs from `expected_hash` (empty: unchecked)."""
+    await offload(replicas.current(epoch).store, ref, meta, tensors, expected_hash)
+
+
+async def pull(epoch: str, ref: replicas.HeldRef, source: str, expected_hash: str, dask_worker: Worker) -> None:
+    """Fetch `ref` from the worker at address `source` and store it.
+
+    Raises:
+        OSError: the source is gone or does not hold it; nothing is stored.
+        ValueError: the hash differs; nothing is stored.
+    """
+    meta, tensors = await _fetch(epoch, ref, source, dask_worker)
+    await offload(replicas.current(epoch).store, ref, meta, tensors, expected_hash)
+
+
+async def merge(
+    epoch: str, ref: AccumulatorRef, source: str, expected: frozenset[TrainUnit], dask_worker: Worker
+) -> None:
+    """Fetch an accumulator from `source` and add it to this worker's, whole or not at all.
+
+    Raises:
+        OSError: as `pull`.
+        ValueError: it does not hold exactly `expected`.
+    """
+    keys, sums = await _fetch(epoch, ref, source, dask_worker)
+    await offload(replicas.current(epoch).merge, ref.theta, keys, sums, expected)
+
+
+async def _fetch(epoch: str, ref: replicas.HeldRef, source: str, dask_worker: Worker) -> tuple[Any, Tensors]:
+    try:
+        reply = await dask_worker.rpc(source).digenrl_fetch(epoch=epoch, ref=to_serialize(ref))
+    except CommClosedError as error:
+        raise OSError(f"{source} closed the connection before {ref} had arrived") from error
+    if reply.get("missing"):
+        raise OSError(f"{source} does not hold {ref}")
+    return reply["meta"], reply["tensors"]
+
+
+async def export(epoch: str, ref: replicas.HeldRef) -> tuple[Any, Tensors]:
+    """Hand `ref` to the driver."""
+    meta, tensors = await offload(replicas.current(epoch).load, ref)
+    return meta, tensors
+
+
+async def drop(epoch: str, refs: tuple[Ref, ...]) -> None:
+    """Forget `refs`."""
+    replicas.current(epoch).drop(refs)
+
+
+def retire(epoch: str) -> None:
+    """Free the replica of a run that ended."""
+    replicas.discard(epoch)

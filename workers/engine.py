@@ -1,0 +1,358 @@
+"""The wall-clock driver of the scheduler: events from Dask in, commands to Dask out.
+
+The engine decides nothing. It turns each command of digenrl.scheduling into a call on a worker and each answer into
+an event, and it alone submits to Dask. A unit is one Dask task in a slot of one incarnation; what moves data runs as
+a coroutine on the target worker, beside its slots.
+
+    outcome = await Engine(...).run()
+"""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Callable, Coroutine
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+from distributed import Client, Future
+
+from digenrl.algorithms.optimizer import learning_rate
+from digenrl.identity import MicroBatchId
+from digenrl.rewards.base import PromptRecord
+from digenrl.scheduling import messages as m
+from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, UpdateUnit
+from workers import calls
+from workers.fleet import Fleet
+from workers.listener import Dispatched, Evaluation, Listener, TrainerState
+from workers.meter import Meter
+from workers.presence import slots
+from workers.receipts import Assignment, Receipt, RunSetup
+from workers.replica import TrainerStateRef, join_state, split_state
+
+#: Without an event for this long while nothing is outstanding, the run has stalled.
+STALL_S = 60.0
+
+
+class RunFailed(RuntimeError):
+    """The run cannot go on; the message is a sentence for the person."""
+
+
+class Machine(Protocol):
+    """What the engine needs of the scheduler."""
+
+    def handle(self, event: m.Event, now: float) -> list[m.Command]:
+        """Commands that follow from an event."""
+
+    def waiting_for(self) -> str:
+        """One sentence: what the run waits for."""
+
+
+@dataclass(frozen=True)
+class Outstanding:
+    """A unit that Dask holds."""
+
+    future: Future
+    outcome: asyncio.Future[Receipt]
+    waiter: asyncio.Task[None]
+
+
+class _Stop:
+    """Asks the loop to end early."""
+
+
+class Engine:
+    """Runs one training run on one cluster."""
+
+    def __init__(
+        self,
+        *,
+        client: Client,
+        setup: RunSetup,
+        scheduler: Machine,
+        start: TrainerState,
+        prompts_of: Callable[[MicroBatchId], tuple[PromptRecord, ...]],
+        listener: Listener,
+    ) -> None:
+        """Nothing happens until `run`.
+
+        Args:
+            client: asynchronous client of the cluster.
+            setup: what replicas are built from.
+            scheduler: the state machine.
+            start: adapter and optimiser state the run starts from.
+            prompts_of: prompt records of a micro-batch, one per sample.
+            listener: hears of everything worth showing or keeping.
+        """
+        self._client = client
+        self._setup = setup
+        self._scheduler = scheduler
+        self._prompts_of = prompts_of
+        self._listener = listener
+        self._inbox: asyncio.Queue[m.Event | BaseException | _Stop] = asyncio.Queue()
+        self._fleet = Fleet(client, setup, emit=self._inbox.put_nowait, say=listener.fleet_changed)
+        self._outstanding: dict[tuple[Unit, str], Outstanding] = {}
+        self._background: set[asyncio.Task[None]] = set()
+        self._states: dict[int, TrainerState] = {start.theta: start}
+        self._hashes: dict[int, str] = {start.theta: start.adapter_hash}
+        self._drops: dict[str, list[m.Ref]] = {}
+        self._submissions = 0
+        self._meter = Meter(time.monotonic())
+        self._finished = False
+        self.published: tuple[int, TrainerState] | None = None
+
+    # --- the loop ---
+
+    async def run(self) -> bool:
+        """Drive the run to its end.
+
+        Returns:
+            True when all iterations are done, False when `stop` ended it early.
+
+        Raises:
+            RunFailed: the scheduler gave up, nothing moves any more, or no worker can take part.
+        """
+        await self._fleet.start()
+        try:
+            while not self._finished:
+                event = await self._next()
+                if isinstance(event, _Stop):
+                    return False
+                if isinstance(event, BaseException):
+                    raise event
+                for command in self._scheduler.handle(event, time.monotonic()):
+                    self._perform(command)
+            await asyncio.gather(*self._background)
+            return True
+        finally:
+            await self._close()
+
+    def stop(self) -> None:
+        """End the run as soon as possible; the last published state stays readable in `published`."""
+        self._inbox.put_nowait(_Stop())
+
+    async def _next(self) -> m.Event | BaseException | _Stop:
+        deadline = time.monotonic() + STALL_S
+        while True:
+            try:
+                return await asyncio.wait_for(self._inbox.get(), timeout=1.0)
+            except TimeoutError:
+                self._fleet.check()
+                if self._outstanding or self._background:
+                    return m.Tick()
+                if time.monotonic() > deadline:
+                    raise RunFailed(
+                        f"nothing happened for {STALL_S:.0f} s with {self._fleet.size} workers: "
+                        f"{self._scheduler.waiting_for()}"
+                    ) from None
+
+    async def _close(self) -> None:
+        for outstanding in self._outstanding.values():
+            outstanding.waiter.cancel()
+            outstanding.outcome.cancel()
+        for task in self._background:
+            task.cancel()
+        await asyncio.gather(*self._background, *(o.waiter for o in self._outstanding.values()), return_exceptions=True)
+        if self._outstanding:
+            await self._client.cancel([o.future for o in self._outstanding.values()], force=True)
+        await self._fleet.close()
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run in the background; an unexpected exception ends the run."""
+
+        async def guarded() -> None:
+            try:
+                await work
+            except Exception as error:
+                self._inbox.put_nowait(error)
+
+        task = asyncio.create_task(guarded())
+        self._background.add(task)
+        task.add_done_callback(self._background.discard)
+
+    # --- commands ---
+
+    def _perform(self, command: m.Command) -> None:
+        match command:
+            case m.Run():
+                self._submit(command)
+            case m.Cancel():
+                self._withdraw(command.unit, command.worker)
+            case m.Install():
+                self._spawn(self._install(command))
+            case m.Transfer():
+                self._spawn(self._transfer(command))
+            case m.Reduce():
+                self._spawn(self._reduce(command))
+            case m.Commit():
+                self._spawn(self._commit(command))
+            case m.Publish():
+                self._spawn(self._publish(command))
+            case m.Drop():
+                self._drops.setdefault(command.worker, []).append(command.ref)
+            case m.CloseIteration():
+                names = {w: self._fleet.name(w) for w in self._meter.workers}
+                self._listener.iteration_closed(self._meter.close(command, names, time.monotonic()))
+            case m.EvaluationDone():
+                previews = self._meter.take_previews(command.version)
+                self._listener.evaluated(Evaluation(command.version, command.scores, previews))
+            case m.FailRun():
+                raise RunFailed(command.reason)
+            case m.Finished():
+                self._finished = True
+
+    def _submit(self, run: m.Run) -> None:
+        unit = run.unit
+        after = [
+            self._outstanding[(u, run.worker)].future for u in run.depends_on if (u, run.worker) in self._outstanding
+        ]
+        self._submissions += 1
+        future = self._client.submit(
+            calls.execute,
+            self._assignment(run),
+            *after,
+            # The counter keeps a second attempt at a unit apart from a first one that Dask has not forgotten yet.
+            key=f"{unit.label} #{self._submissions}",
+            resources={slots(run.worker)[unit.lane]: 1},
+            priority=run.priority,
+            fifo_timeout="0ms",
+            pure=False,
+            retries=0,
+        )
+        outcome: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
+        # Retrieved here so that a unit nobody observes does not warn about its exception.
+        outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
+        waiter = asyncio.create_task(self._wait(run, future, outcome))
+        self._outstanding[(unit, run.worker)] = Outstanding(future, outcome, waiter)
+        self._listener.dispatched(Dispatched(run, self._fleet.name(run.worker), role_of(unit), outcome))
+
+    def _assignment(self, run: m.Run) -> Assignment:
+        unit, rate = run.unit, None
+        prompts: tuple[PromptRecord, ...] = ()
+        if isinstance(unit, UpdateUnit):
+            config = self._setup.config
+            iteration = (unit.theta - 1) // config.algorithm.updates_per_iteration
+            rate = learning_rate(config.optimizer, config.iterations, iteration)
+        else:
+            prompts = self._prompts_of(unit.micro_batch)
+        drops = tuple(self._drops.pop(run.worker, ()))
+        return Assignment(self._setup.epoch, run, prompts, rate, drops)
+
+    async def _wait(self, run: m.Run, future: Future, outcome: asyncio.Future[Receipt]) -> None:
+        try:
+            receipt = await future
+        except Exception as error:
+            self._forget(run)
+            if not outcome.done():
+                outcome.set_exception(error)
+            self._inbox.put_nowait(m.UnitFailed(run.unit, run.worker, f"{type(error).__name__}: {error}"))
+            return
+        self._forget(run)
+        if isinstance(run.unit, UpdateUnit):
+            self._hashes[run.unit.theta] = receipt.fingerprint
+        self._meter.add(run, receipt)
+        if not outcome.done():
+            outcome.set_result(receipt)
+        self._inbox.put_nowait(m.UnitFinished(run.unit, run.worker, receipt.seconds, receipt.outcome))
+
+    def _forget(self, run: m.Run) -> None:
+        # Dropping the future once the receipt is kept is what stops Dask from computing it again after a loss.
+        done = self._outstanding.pop((run.unit, run.worker), None)
+        if done is not None:
+            done.future.release()
+
+    def _withdraw(self, unit: Unit, worker: str) -> None:
+        outstanding = self._outstanding.pop((unit, worker), None)
+        if outstanding is not None:
+            outstanding.waiter.cancel()
+            outstanding.outcome.cancel()
+            self._spawn(self._cancel(outstanding.future))
+
+    async def _cancel(self, future: Future) -> None:
+        await self._client.cancel([future], force=True)
+
+    # --- moving data ---
+
+    async def _on(self, worker: str, call: Callable[..., Any], *args: Any) -> Any:
+        """Run a coroutine of workers.calls on one worker."""
+        address = self._fleet.address(worker)
+        if not self._fleet.alive(worker):
+            raise OSError(f"{self._fleet.name(worker)} is gone")
+        results = await self._client.run(call, self._setup.epoch, *args, workers=[address])
+        return results[address]
+
+    async def _install(self, command: m.Install) -> None:
+        theta = command.theta
+        ref = TrainerStateRef(theta) if command.with_optimizer else m.AdapterRef(theta)
+        try:
+            if command.source is None:
+                state = self._states[theta]
+                tensors = join_state(state.adapter, state.optimizer) if command.with_optimizer else state.adapter
+                await self._on(command.worker, calls.install, ref, None, tensors, state.adapter_hash)
+            else:
+                source = self._fleet.address(command.source)
+                await self._on(command.worker, calls.pull, ref, source, self._hashes[theta])
+        except (OSError, LookupError) as error:
+            self._inbox.put_nowait(m.TransferFailed(m.AdapterRef(theta), command.worker, str(error)))
+        else:
+            self._inbox.put_nowait(m.VersionInstalled(command.worker, theta))
+
+    async def _transfer(self, command: m.Transfer) -> None:
+        try:
+            await self._on(command.target, calls.pull, command.ref, self._fleet.address(command.source), "")
+        except (OSError, LookupError) as error:
+            self._inbox.put_nowait(m.TransferFailed(command.ref, command.target, str(error)))
+        else:
+            self._inbox.put_nowait(m.Transferred(command.ref, command.target))
+
+    async def _reduce(self, command: m.Reduce) -> None:
+        for source in command.sources:
+            ref = m.AccumulatorRef(command.theta, source)
+            try:
+                expected = command.contributions[source]
+                await self._on(command.lead, calls.merge, ref, self._fleet.address(source), expected)
+            except (OSError, LookupError) as error:
+                self._inbox.put_nowait(m.TransferFailed(ref, command.lead, str(error)))
+            else:
+                self._inbox.put_nowait(m.Transferred(ref, command.lead))
+
+    async def _commit(self, command: m.Commit) -> None:
+        ref = TrainerStateRef(command.theta)
+        try:
+            if command.standby is None:
+                await self._fetch_state(command.theta, command.lead)
+            else:
+                source = self._fleet.address(command.lead)
+                await self._on(command.standby, calls.pull, ref, source, self._hashes[command.theta])
+        except (OSError, LookupError) as error:
+            # The holder is gone: WorkerLost is on its way and the scheduler redoes the update.
+            self._listener.fleet_changed(f"commit of theta {command.theta} did not finish: {error}")
+        else:
+            self._inbox.put_nowait(m.Committed(command.theta))
+
+    async def _publish(self, command: m.Publish) -> None:
+        if command.theta not in self._states:
+            await self._fetch_state(command.theta, command.lead)
+        state = self._states[command.theta]
+        # A version's adapter may still be asked for until the next one is published.
+        floor = self.published[1].theta if self.published is not None else 0
+        self._states = {theta: s for theta, s in self._states.items() if theta >= floor}
+        self.published = (command.version, state)
+        self._listener.published(command.version, state)
+
+    async def _fetch_state(self, theta: int, worker: str) -> None:
+        _, tensors = await self._on(worker, calls.export, TrainerStateRef(theta))
+        self._states[theta] = TrainerState(theta, *split_state(tensors), self._hashes[theta])
+
+
+def role_of(unit: Unit) -> str:
+    """What a worker does while it runs a unit."""
+    match unit:
+        case RolloutUnit():
+            return "rollout" if unit.micro_batch.phase == "train" else "evaluate"
+        case ScoreUnit():
+            return "score"
+        case TrainUnit():
+            return "train"
+        case UpdateUnit():
+            return "update"

@@ -1,0 +1,106 @@
+"""Adds up what units report into one report per iteration, and keeps the spans for the timeline."""
+
+from __future__ import annotations
+
+from collections import Counter, defaultdict
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+from digenrl.identity import SampleId
+from digenrl.rewards.base import Score, Scored
+from digenrl.scheduling.messages import CloseIteration, Run, ScoresDone
+from digenrl.scheduling.units import RolloutUnit, Unit, UpdateUnit
+from digenrl.training import UnitMetrics
+from workers.listener import IterationReport
+from workers.receipts import Receipt
+
+
+@dataclass(frozen=True)
+class Span:
+    """One unit on one worker.
+
+    Attributes:
+        unit: what ran.
+        worker: incarnation.
+        theta: adapter it ran under.
+        started_at: Unix time in seconds.
+        seconds: duration.
+    """
+
+    unit: Unit
+    worker: str
+    theta: int
+    started_at: float
+    seconds: float
+
+
+class Meter:
+    """Sums over the units that ended since the last closed iteration."""
+
+    def __init__(self, now: float) -> None:
+        """Starts the clock of the first iteration at `now` (monotonic seconds)."""
+        self._opened = now
+        self._training: dict[int, UnitMetrics] = defaultdict(UnitMetrics)
+        self._grad_norms: list[float] = []
+        self._scores: dict[int, dict[SampleId, Score]] = defaultdict(dict)
+        self._prints: dict[int, dict[str, str]] = defaultdict(dict)
+        self._previews: dict[int, dict[int, bytes]] = defaultdict(dict)
+        self._busy: Counter[str] = Counter()
+        self.workers: set[str] = set()
+        self.spans: list[Span] = []
+
+    def add(self, run: Run, receipt: Receipt) -> None:
+        """A unit ended."""
+        unit = run.unit
+        self.workers.add(run.worker)
+        self.spans.append(Span(unit, run.worker, run.theta, receipt.started_at, receipt.seconds))
+        if unit.lane == "device":
+            self._busy[run.worker] += receipt.seconds
+        if isinstance(unit, UpdateUnit):
+            self._grad_norms.append(receipt.grad_norm or 0.0)
+            return
+        micro_batch = unit.micro_batch
+        if micro_batch.phase == "eval":
+            self._previews[micro_batch.iteration].update(receipt.previews)
+            return
+        self._training[micro_batch.iteration] += receipt.training
+        if isinstance(receipt.outcome, ScoresDone):
+            self._scores[micro_batch.iteration].update(receipt.outcome.scores)
+        if isinstance(unit, RolloutUnit) and receipt.fingerprint:
+            self._prints[micro_batch.iteration][micro_batch.label] = receipt.fingerprint
+
+    def take_previews(self, version: int) -> dict[int, bytes]:
+        """Pictures of the evaluation of `version`, by prompt index; forgotten afterwards."""
+        return dict(sorted(self._previews.pop(version, {}).items()))
+
+    def close(self, closed: CloseIteration, names: Mapping[str, str], now: float) -> IterationReport:
+        """The report of an iteration; its sums are forgotten afterwards.
+
+        Args:
+            closed: the scheduler's command.
+            names: worker names by incarnation.
+            now: monotonic seconds.
+        """
+        iteration, seconds = closed.iteration, now - self._opened
+        scores = dict(sorted(self._scores.pop(iteration, {}).items()))
+        busy: Counter[str] = Counter()
+        for worker, busy_s in self._busy.items():
+            busy[names[worker]] += busy_s
+        metrics = self._training.pop(iteration, UnitMetrics()).means()
+        if self._grad_norms:
+            metrics["grad_norm"] = sum(self._grad_norms) / len(self._grad_norms)
+        self._opened = now
+        self._busy.clear()
+        self._grad_norms.clear()
+        return IterationReport(
+            iteration=iteration,
+            seconds=seconds,
+            rewards=[score.value for score in scores.values() if isinstance(score, Scored)],
+            scores=scores,
+            trained=closed.trained,
+            excluded=dict(Counter(closed.excluded.values())),
+            skipped_updates=closed.skipped_updates,
+            metrics=metrics,
+            busy={name: min(busy[name] / seconds, 1.0) for name in sorted(set(names.values()))},
+            fingerprints=dict(sorted(self._prints.pop(iteration, {}).items())),
+        )

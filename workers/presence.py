@@ -1,0 +1,107 @@
+"""Incarnations: which worker processes exist, and who is gone.
+
+Every worker gets a uuid, its incarnation, and resources named after it: one device slot and one cpu slot. A unit is
+pinned by the slot's name and never by the worker's address, so a unit of a dead worker waits until the engine drops
+it: Dask cannot run it again behind the scheduler's back on the empty process that the nanny starts instead.
+
+Arrivals and departures reach the engine as Dask events on one topic, within milliseconds.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import sys
+import uuid
+from dataclasses import dataclass
+from importlib.metadata import version
+from typing import Any
+from weakref import WeakKeyDictionary
+
+from distributed import Scheduler, SchedulerPlugin, Worker, WorkerPlugin
+
+from workers import replica as replicas
+
+TOPIC = "digenrl-presence"
+_INCARNATIONS: WeakKeyDictionary[Worker, str] = WeakKeyDictionary()
+
+#: Packages whose versions must agree between the run's process and its workers.
+PACKAGES = ("digenrl", "torch", "dask", "distributed", "diffusers", "peft")
+
+
+@dataclass(frozen=True)
+class WorkerCard:
+    """Who a worker is.
+
+    Attributes:
+        incarnation: uuid of this process.
+        address: its Dask address.
+        name: name for people, stable over restarts (a local cluster numbers its workers).
+        host: host name.
+        pid: process id on that host.
+        python: "major.minor".
+        versions: installed versions of PACKAGES.
+    """
+
+    incarnation: str
+    address: str
+    name: str
+    host: str
+    pid: int
+    python: str
+    versions: dict[str, str]
+
+
+def incarnation_of(worker: Worker) -> str:
+    """The uuid of this worker; made on first use."""
+    return _INCARNATIONS.setdefault(worker, uuid.uuid4().hex[:12])
+
+
+def slots(incarnation: str) -> dict[str, str]:
+    """Resource name of each lane."""
+    return {"device": f"slot-{incarnation}", "cpu": f"cpu-{incarnation}"}
+
+
+def local_versions() -> dict[str, str]:
+    """Versions of PACKAGES in this process's environment."""
+    return {package: version(package) for package in PACKAGES}
+
+
+def card(dask_worker: Worker) -> WorkerCard:
+    """Describe the worker this runs on (through `Client.run`)."""
+    return WorkerCard(
+        incarnation=incarnation_of(dask_worker),
+        address=dask_worker.address,
+        name=str(dask_worker.name),
+        host=platform.node(),
+        pid=os.getpid(),
+        python=f"{sys.version_info.major}.{sys.version_info.minor}",
+        versions=local_versions(),
+    )
+
+
+class Presence(WorkerPlugin):
+    """Gives a worker its incarnation, slots and the handler that peers fetch from."""
+
+    name = "digenrl-presence"
+
+    async def setup(self, worker: Worker) -> None:
+        """Announce the worker once it can take units."""
+        worker.handlers["digenrl_fetch"] = replicas.fetch_handler
+        incarnation = incarnation_of(worker)
+        await worker.set_resources(**dict.fromkeys(slots(incarnation).values(), 1))
+        worker.log_event(TOPIC, {"op": "joined", "address": worker.address})
+
+
+class Departures(SchedulerPlugin):
+    """Tells the engine about workers that are gone."""
+
+    name = "digenrl-departures"
+
+    def start(self, scheduler: Scheduler) -> None:
+        """Remember where to log."""
+        self.scheduler = scheduler
+
+    def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any) -> None:
+        """Called by the scheduler as soon as it gives a worker up."""
+        scheduler.log_event(TOPIC, {"op": "left", "address": worker})

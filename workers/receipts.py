@@ -1,0 +1,84 @@
+"""Small frozen records between the engine and the workers.
+
+RunSetup    engine -> worker, once: what a replica is built from
+Assignment  engine -> worker, per unit
+Receipt     worker -> engine, per unit: what happened, and nothing large
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from digenrl.config import RunConfig
+from digenrl.rewards.base import PromptRecord
+from digenrl.scheduling.messages import Capability, Outcome, Ref, Run
+from digenrl.training import UnitMetrics
+
+
+@dataclass(frozen=True)
+class RunSetup:
+    """What every worker needs to know of a run.
+
+    Attributes:
+        epoch: uuid of this attempt at the run; a unit of another epoch is refused.
+        config: the resolved configuration.
+        held_out: number of evaluation prompts.
+        start_iteration: first iteration of this attempt.
+    """
+
+    epoch: str
+    config: RunConfig
+    held_out: int
+    start_iteration: int = 0
+
+
+@dataclass(frozen=True)
+class Readiness:
+    """A worker's answer once its replica is built."""
+
+    incarnation: str
+    kind: str
+    capabilities: frozenset[Capability]
+    load_s: float
+
+
+@dataclass(frozen=True)
+class Assignment:
+    """One unit for one worker.
+
+    Attributes:
+        epoch: the attempt at the run it belongs to.
+        run: the scheduler's command.
+        prompts: one record per sample of the unit's micro-batch (empty for updates).
+        learning_rate: for update units.
+        drops: references the worker may forget first.
+    """
+
+    epoch: str
+    run: Run
+    prompts: tuple[PromptRecord, ...] = ()
+    learning_rate: float | None = None
+    drops: tuple[Ref, ...] = ()
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """What a unit did.
+
+    Attributes:
+        outcome: for the scheduler.
+        started_at: Unix time in seconds at which the unit began on the worker.
+        seconds: how long it ran.
+        training: train units only: sums over (sample, step) pairs.
+        grad_norm: update units only: norm of the gradient before clipping.
+        fingerprint: content hash of what was made (trajectory and images, or adapter), empty if nothing was.
+        previews: evaluation only: small PNG pictures by prompt index.
+    """
+
+    outcome: Outcome
+    started_at: float
+    seconds: float
+    training: UnitMetrics = field(default_factory=UnitMetrics)
+    grad_norm: float | None = None
+    fingerprint: str = ""
+    previews: dict[int, bytes] = field(default_factory=dict)

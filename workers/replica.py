@@ -1,0 +1,368 @@
+"""What one worker holds of a run, and the units it runs on it.
+
+    Replica       base model, adapters by theta, rollouts, trajectories, accumulators, receipts
+    build/current the replica of this process, by the run's epoch
+    fetch_handler what other workers fetch
+
+Thread use: the device lane and the cpu lane each run one unit at a time; loads, stores and drops come from threads of
+the event loop. They touch different entries by construction of the schedule: nothing is dropped while a unit needs it.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, fields, replace
+from typing import Any
+
+import numpy as np
+import torch
+from distributed.protocol import to_serialize
+from distributed.utils import offload
+from numpy.typing import NDArray
+
+from digenrl import runspec
+from digenrl.algorithms.accumulate import Accumulator, AccumulatorState, NonFiniteGradient
+from digenrl.algorithms.optimizer import OptimizerState, adamw_step
+from digenrl.identity import MicroBatchId
+from digenrl.models.base import Embeddings
+from digenrl.models.embeddings import EmbeddingCache
+from digenrl.models.registry import load_model
+from digenrl.policy import Adapter, NumberedAdapter, Policy, adapter_hash
+from digenrl.rewards.base import PromptRecord
+from digenrl.rollout import RolloutState, advance, finish, start_rollout
+from digenrl.scheduling.messages import (
+    AccumulatorRef,
+    AdapterRef,
+    Outcome,
+    Ref,
+    RolloutDone,
+    Run,
+    ScoresDone,
+    Trained,
+    TrajectoryRef,
+    Updated,
+)
+from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, UpdateUnit
+from digenrl.training import Contribution, train_unit
+from digenrl.trajectory import Trajectory, tensor_hash
+from workers.previews import previews
+from workers.receipts import Assignment, Readiness, Receipt, RunSetup
+
+Tensors = dict[str, torch.Tensor]
+
+
+@dataclass(frozen=True, order=True)
+class TrainerStateRef:
+    """Adapter and optimiser state of `theta`: what a lead trainer continues from."""
+
+    theta: int
+
+
+HeldRef = Ref | TrainerStateRef
+
+
+@dataclass(frozen=True)
+class FinishedRollout:
+    """A complete rollout: what training and scoring need."""
+
+    trajectory: Trajectory
+    images: NDArray[np.uint8]
+
+
+class Replica:
+    """The state of one run on one worker.
+
+    Args:
+        setup: the run.
+        incarnation: of this worker process.
+    """
+
+    def __init__(self, setup: RunSetup, incarnation: str) -> None:
+        self.setup = setup
+        self.incarnation = incarnation
+        self.config = setup.config
+        self.shape = runspec.shape(setup.config, setup.held_out, setup.start_iteration)
+        model = load_model(setup.config.model, setup.config.cluster.device)
+        self.policy = Policy(model, setup.config.lora, seed=setup.config.seed, device=setup.config.cluster.device)
+        self.scorer = runspec.scorer(setup.config)
+        self._embeddings = EmbeddingCache(model)
+        self._adapters: dict[int, Adapter] = {}
+        self._optimizers: dict[int, OptimizerState] = {}
+        self._rollouts: dict[MicroBatchId, RolloutState] = {}
+        self._finished: dict[MicroBatchId, FinishedRollout] = {}
+        self._accumulators: dict[int, Accumulator[TrainUnit]] = {}
+        self._receipts: dict[tuple[Unit, int], Receipt] = {}
+
+    # --- units ---
+
+    def run(self, assignment: Assignment) -> Receipt:
+        """Run a unit, or return the receipt it left when it ran here before."""
+        self.drop(assignment.drops)
+        run = assignment.run
+        known = self._receipts.get((run.unit, run.theta))
+        if known is not None:
+            return known
+        started_at, began = time.time(), time.perf_counter()
+        match run.unit:
+            case RolloutUnit():
+                receipt = self._rollout(run.unit, run, assignment.prompts)
+            case ScoreUnit():
+                receipt = self._score(run.unit, assignment.prompts)
+            case TrainUnit():
+                receipt = self._train(run.unit, run, assignment.prompts)
+            case UpdateUnit():
+                assert assignment.learning_rate is not None
+                receipt = self._update(run.unit, assignment.learning_rate)
+        receipt = replace(receipt, started_at=started_at, seconds=time.perf_counter() - began)
+        self._receipts[(run.unit, run.theta)] = receipt
+        return receipt
+
+    def _rollout(self, unit: RolloutUnit, run: Run, prompts: tuple[PromptRecord, ...]) -> Receipt:
+        version = run.theta // self.shape.updates
+        spec = runspec.rollout_spec(self.config, self.shape, self.policy.model, unit.micro_batch, version)
+        self.policy.bind(self._adapters[run.theta], tag=run.theta)
+        state = start_rollout(self.policy, spec) if unit.first == 0 else self._rollouts[unit.micro_batch]
+        state = advance(self.policy, spec, state, self._encode(prompts), unit.first, unit.last)
+        if unit.last < spec.num_steps:
+            self._rollouts[unit.micro_batch] = state
+            return _receipt(RolloutDone())
+        trajectory, images = finish(self.policy, spec, state)
+        self._rollouts.pop(unit.micro_batch, None)
+        self._finished[unit.micro_batch] = FinishedRollout(trajectory, images)
+        return replace(_receipt(RolloutDone()), fingerprint=rollout_fingerprint(trajectory, images))
+
+    def _score(self, unit: ScoreUnit, prompts: tuple[PromptRecord, ...]) -> Receipt:
+        done = self._finished[unit.micro_batch]
+        scores = runspec.score(self.scorer, done.trajectory, done.images, prompts)
+        receipt = _receipt(ScoresDone(scores))
+        if unit.micro_batch.phase == "eval":
+            return replace(receipt, previews=previews(done.trajectory.samples, done.images))
+        return receipt
+
+    def _train(self, unit: TrainUnit, run: Run, prompts: tuple[PromptRecord, ...]) -> Receipt:
+        assert run.old_theta is not None
+        try:
+            contribution = self._contribution(unit, run, run.old_theta, prompts)
+        except NonFiniteGradient as error:
+            # Nothing was added: the pairs are left out, and the reason is kept.
+            return _receipt(Trained((), {(s, step): str(error) for s in run.advantages for step in unit.steps}))
+        self._accumulator(run.theta + 1).add(unit, contribution.gradient)
+        return replace(_receipt(Trained((unit,))), training=contribution.metrics)
+
+    def _contribution(
+        self, unit: TrainUnit, run: Run, old_theta: int, prompts: tuple[PromptRecord, ...]
+    ) -> Contribution:
+        return train_unit(
+            self.policy,
+            self._finished[unit.micro_batch].trajectory,
+            self._encode(prompts),
+            unit.steps,
+            run.advantages,
+            current=NumberedAdapter(run.theta, self._adapters[run.theta]),
+            old=NumberedAdapter(old_theta, self._adapters[old_theta]),
+            algorithm=self.config.algorithm,
+            guidance_scale=self.config.model.guidance_scale,
+            normaliser=runspec.normaliser(self.shape, unit.micro_batch.iteration),
+        )
+
+    def _update(self, unit: UpdateUnit, learning_rate: float) -> Receipt:
+        before = unit.theta - 1
+        result = adamw_step(
+            self._adapters[before],
+            self._accumulator(unit.theta).gradient(),
+            self._optimizers[before],
+            self.config.optimizer,
+            learning_rate,
+        )
+        self._adapters[unit.theta] = result.weights
+        self._optimizers[unit.theta] = result.state
+        outcome = Updated(unit.theta, skipped=result.skipped)
+        return replace(_receipt(outcome), grad_norm=result.grad_norm, fingerprint=adapter_hash(result.weights))
+
+    def _encode(self, prompts: tuple[PromptRecord, ...]) -> Embeddings:
+        return self._embeddings.encode([prompt.text for prompt in prompts])
+
+    def _accumulator(self, theta: int) -> Accumulator[TrainUnit]:
+        if theta not in self._accumulators:
+            self._accumulators[theta] = Accumulator(self.policy.trainable())
+        return self._accumulators[theta]
+
+    # --- what travels ---
+
+    def holds(self, ref: HeldRef) -> bool:
+        """Whether `load` would succeed."""
+        match ref:
+            case TrajectoryRef():
+                return ref.micro_batch in self._finished
+            case AccumulatorRef():
+                return ref.theta in self._accumulators
+            case AdapterRef():
+                return ref.theta in self._adapters
+            case TrainerStateRef():
+                return ref.theta in self._optimizers
+
+    def load(self, ref: HeldRef) -> tuple[Any, Tensors]:
+        """Description and tensors of `ref`, to be sent elsewhere.
+
+        Raises:
+            KeyError: it is not here.
+        """
+        match ref:
+            case TrajectoryRef():
+                return pack_rollout(self._finished[ref.micro_batch])
+            case AccumulatorRef():
+                state = self._accumulators[ref.theta].state()
+                return state.keys, state.sums
+            case AdapterRef():
+                return None, self._adapters[ref.theta]
+            case TrainerStateRef():
+                return None, join_state(self._adapters[ref.theta], self._optimizers[ref.theta].to_tensors())
+
+    def store(self, ref: HeldRef, meta: Any, tensors: Tensors, expected_hash: str) -> None:
+        """Keep what arrived.
+
+        Raises:
+            ValueError: an adapter's content hash is not `expected_hash`; nothing is kept.
+        """
+        match ref:
+            case TrajectoryRef():
+                self._finished[ref.micro_batch] = unpack_rollout(meta, tensors)
+            case AccumulatorRef():
+                raise TypeError("accumulators are merged, not stored")
+            case AdapterRef():
+                self._adapters[ref.theta] = _checked(ref.theta, self._placed(tensors), expected_hash)
+            case TrainerStateRef():
+                adapter, optimizer = split_state(self._placed(tensors))
+                self._adapters[ref.theta] = _checked(ref.theta, adapter, expected_hash)
+                self._optimizers[ref.theta] = OptimizerState.from_tensors(optimizer)
+
+    def merge(self, theta: int, keys: frozenset[TrainUnit], sums: Tensors, expected: frozenset[TrainUnit]) -> None:
+        """Add another worker's accumulator to this one's, whole or not at all.
+
+        Raises:
+            ValueError: it does not hold exactly `expected`.
+        """
+        other = Accumulator.from_state(AccumulatorState(sums, keys), device=self.policy.device)
+        self._accumulator(theta).merge(other, expected)
+
+    def drop(self, refs: tuple[Ref, ...]) -> None:
+        """Forget `refs` and the receipts of the units that made them."""
+        for ref in refs:
+            match ref:
+                case TrajectoryRef():
+                    self._rollouts.pop(ref.micro_batch, None)
+                    self._finished.pop(ref.micro_batch, None)
+                    self._forget(lambda unit, ref=ref: getattr(unit, "micro_batch", None) == ref.micro_batch)
+                case AccumulatorRef():
+                    self._accumulators.pop(ref.theta, None)
+                    self._forget(lambda unit, ref=ref: self._makes(unit) == ref.theta)
+                case AdapterRef():
+                    self._adapters.pop(ref.theta, None)
+                    self._optimizers.pop(ref.theta, None)
+
+    def _forget(self, matches: Callable[[Unit], bool]) -> None:
+        for key in [key for key in self._receipts if matches(key[0])]:
+            del self._receipts[key]
+
+    def _makes(self, unit: Unit) -> int | None:
+        """The theta a train or update unit works towards."""
+        match unit:
+            case TrainUnit():
+                group = self.shape.group_of(unit.micro_batch)
+                return self.shape.update_of_group(unit.micro_batch.iteration, group)
+            case UpdateUnit():
+                return unit.theta
+        return None
+
+    def _placed(self, tensors: Tensors) -> Tensors:
+        return {name: tensor.to(self.policy.device) for name, tensor in tensors.items()}
+
+
+def rollout_fingerprint(trajectory: Trajectory, images: NDArray[np.uint8]) -> str:
+    """Content hash of a complete rollout."""
+    return tensor_hash(trajectory.sigmas, trajectory.latents, trajectory.next_latents, torch.from_numpy(images))
+
+
+def pack_rollout(done: FinishedRollout) -> tuple[Any, Tensors]:
+    """A rollout as (description, tensors)."""
+    values = {f.name: getattr(done.trajectory, f.name) for f in fields(Trajectory)}
+    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
+    rest = {name: value for name, value in values.items() if name not in tensors}
+    return rest, {**tensors, "images": torch.from_numpy(done.images)}
+
+
+def unpack_rollout(meta: Any, tensors: Tensors) -> FinishedRollout:
+    """Inverse of pack_rollout."""
+    images = tensors.pop("images").numpy()
+    return FinishedRollout(Trajectory(**meta, **tensors), images)
+
+
+def join_state(adapter: Adapter, optimizer: Tensors) -> Tensors:
+    """Adapter and optimiser tensors under one roof."""
+    return {
+        **{f"adapter/{name}": tensor for name, tensor in adapter.items()},
+        **{f"optimizer/{name}": tensor for name, tensor in optimizer.items()},
+    }
+
+
+def split_state(tensors: Tensors) -> tuple[Adapter, Tensors]:
+    """Inverse of join_state."""
+    adapter = {n.removeprefix("adapter/"): t for n, t in tensors.items() if n.startswith("adapter/")}
+    optimizer = {n.removeprefix("optimizer/"): t for n, t in tensors.items() if n.startswith("optimizer/")}
+    return adapter, optimizer
+
+
+def _checked(theta: int, adapter: Adapter, expected_hash: str) -> Adapter:
+    found = adapter_hash(adapter)
+    if expected_hash and found != expected_hash:
+        raise ValueError(
+            f"adapter theta {theta} arrived with hash {found[:12]}, published was {expected_hash[:12]}: not installed"
+        )
+    return adapter
+
+
+def _receipt(outcome: Outcome) -> Receipt:
+    return Receipt(outcome, started_at=0.0, seconds=0.0)
+
+
+_REPLICAS: dict[str, Replica] = {}
+
+
+def build(setup: RunSetup, incarnation: str) -> Readiness:
+    """Make this process's replica for a run; the replica of any earlier run is freed."""
+    began = time.perf_counter()
+    torch.set_num_threads(1)
+    if setup.epoch not in _REPLICAS:
+        _REPLICAS.clear()
+        _REPLICAS[setup.epoch] = Replica(setup, incarnation)
+    kind = torch.cuda.get_device_name() if setup.config.cluster.device == "cuda" else "cpu"
+    return Readiness(incarnation, kind, frozenset({"rollout", "train", "score"}), time.perf_counter() - began)
+
+
+def current(epoch: str) -> Replica:
+    """The replica of a run.
+
+    Raises:
+        LookupError: this process serves another run, or none.
+    """
+    try:
+        return _REPLICAS[epoch]
+    except KeyError:
+        raise LookupError(
+            f"this worker has no replica of run {epoch}; it serves {sorted(_REPLICAS) or 'no run'}"
+        ) from None
+
+
+def discard(epoch: str) -> None:
+    """Free the replica of a run."""
+    _REPLICAS.pop(epoch, None)
+
+
+async def fetch_handler(epoch: str, ref: HeldRef) -> dict[str, Any]:
+    """Answer another worker's fetch."""
+    replica = _REPLICAS.get(epoch)
+    if replica is None or not replica.holds(ref):
+        return {"missing": True}
+    meta, tensors = await offload(replica.load, ref)
+    return {"meta": to_serialize(meta), "tensors": to_serialize(tensors)}
