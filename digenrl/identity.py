@@ -15,9 +15,10 @@ from __future__ import annotations
 import hashlib
 import random
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
-import torch
+if TYPE_CHECKING:
+    import torch
 
 Phase = Literal["train", "eval"]
 
@@ -81,6 +82,9 @@ def normal(sample: SampleId, purpose: str, step: int, shape: tuple[int, ...]) ->
     Returns:
         float32 CPU tensor of `shape`.
     """
+    # Here, so that whoever only needs identities (scheduler, command line) does not wait for torch.
+    import torch
+
     generator = torch.Generator(device="cpu").manual_seed(sample_seed(sample, purpose, step))
     return torch.randn(shape, generator=generator, dtype=torch.float32)
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from digenrl.config_errors import ConfigError, did_you_mean, shown
+from digenrl.config_errors import ConfigError, did_you_mean, nearest, shown
 from digenrl.identity import draw_rng
 from digenrl.rewards.base import PromptRecord
 
@@ -48,9 +48,8 @@ def load_prompts(spec: str) -> tuple[PromptRecord, ...]:
         raise PromptError(f"{spec}: expected a .jsonl file, a .txt file or package:NAME")
     if not path.is_file():
         siblings = [p.name for p in path.parent.iterdir() if p.is_file()] if path.parent.is_dir() else []
-        raise PromptError(
-            f"{spec}: there is no such file; expected a prompt set{did_you_mean(path.name, siblings, 'files there')}"
-        )
+        close = nearest(path.name, siblings)
+        raise PromptError(f"{spec} is not a file" + (f"; did you mean {path.parent / close}?" if close else ""))
     try:
         data = path.read_bytes()
     except OSError as error:

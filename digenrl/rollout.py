@@ -4,6 +4,7 @@
     start_rollout   initial noise
     advance         denoising steps [first, last); any cutting of the steps into calls gives the same bits
     finish          decode; the trajectory and the images
+    rollout_hash    equal hashes mean bit-equal rollouts
 
 Every random number comes from the identity of its sample (`digenrl.identity`). Gradients are off through no_grad, not
 inference mode: the latents made here enter the backward pass of training, which may not save inference tensors.
@@ -23,7 +24,7 @@ from digenrl.algorithms.steps import Sampler, euler_step, log_prob, sample_next,
 from digenrl.identity import MicroBatchId, SampleId, normal
 from digenrl.models.base import Embeddings, Geometry
 from digenrl.policy import Policy
-from digenrl.trajectory import Trajectory
+from digenrl.trajectory import Trajectory, tensor_hash
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,6 +138,12 @@ def finish(policy: Policy, spec: RolloutSpec, state: RolloutState) -> tuple[Traj
         finite=decoded.finite,
     )
     return trajectory, decoded.images.numpy()
+
+
+def rollout_hash(trajectory: Trajectory, images: NDArray[np.uint8]) -> str:
+    """SHA-256 over everything a rollout computed: latents, log-probs and images."""
+    made = (trajectory.latents, trajectory.next_latents, trajectory.log_probs, trajectory.finite)
+    return tensor_hash(trajectory.sigmas, *made, torch.from_numpy(images))
 
 
 def _take_step(

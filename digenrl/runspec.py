@@ -1,14 +1,14 @@
 """What a RunConfig means in units, seeds and numbers: the one place where loop and workers read it.
 
-run_shape          how the run is cut into units, every `auto` resolved
-geometry           size of the samples
-adapter_seed       seed of the initial adapter
-normaliser         nominal (sample, step) pairs of one optimiser step
-rollout_spec       the rollout of one micro-batch, for training or evaluation
-prompts_of         the prompt of every sample of a micro-batch
-group_rewards      scores by group, failed samples left out
-advantages_of      advantages of the samples that take part in training
-learning_rate      of an iteration
+    shape              how the run is cut into units, every `auto` resolved
+    geometry           size of the samples
+    adapter_seed       seed of the initial adapter
+    normaliser         nominal (sample, step) pairs of one optimiser step
+    rollout_spec       the rollout of one micro-batch, for training or evaluation
+    prompts_of         the prompt of every sample of a micro-batch
+    group_rewards      scores by group, failed samples left out
+    advantages_of      advantages of the samples that take part in training
+    learning_rate      of an iteration
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from digenrl.rollout import RolloutSpec
 from digenrl.scheduling.shape import RunShape
 
 
-def run_shape(config: RunConfig, num_held_out: int, start_iteration: int = 0) -> RunShape:
+def shape(config: RunConfig, num_held_out: int, start_iteration: int = 0) -> RunShape:
     """The shape of a run.
 
     Args:
@@ -98,17 +98,17 @@ def normaliser(config: RunConfig) -> int:
 
 
 def rollout_spec(
-    config: RunConfig, shape: RunShape, model: FlowModel, micro_batch: MicroBatchId, version: int
+    config: RunConfig, run_shape: RunShape, model: FlowModel, micro_batch: MicroBatchId, version: int
 ) -> RolloutSpec:
     """The rollout of a micro-batch under weights `version`. Evaluations have no stochastic step."""
     evaluation = micro_batch.phase == "eval"
     size = geometry(config)
     return RolloutSpec(
         micro_batch=micro_batch,
-        samples=shape.samples(micro_batch),
+        samples=run_shape.samples(micro_batch),
         version=version,
-        sigmas=model.sigmas(shape.eval_num_steps if evaluation else shape.num_steps, size),
-        steps=() if evaluation else shape.trained_steps(micro_batch.iteration),
+        sigmas=model.sigmas(run_shape.eval_num_steps if evaluation else run_shape.num_steps, size),
+        steps=() if evaluation else run_shape.trained_steps(micro_batch.iteration),
         sampler=config.algorithm.sampler,
         noise_level=config.algorithm.noise_level,
         guidance_scale=config.model.guidance_scale,
@@ -117,25 +117,25 @@ def rollout_spec(
 
 
 def prompts_of(
-    shape: RunShape, micro_batch: MicroBatchId, prompts: Sequence[PromptRecord], held_out: Sequence[PromptRecord]
+    run_shape: RunShape, micro_batch: MicroBatchId, prompts: Sequence[PromptRecord], held_out: Sequence[PromptRecord]
 ) -> list[PromptRecord]:
     """The prompt of each of the B samples of a micro-batch.
 
     Args:
-        shape: the run's shape.
+        run_shape: the run's shape.
         micro_batch: of training or evaluation.
         prompts: all training prompts.
         held_out: all held-out prompts.
     """
-    samples = shape.samples(micro_batch)
+    samples = run_shape.samples(micro_batch)
     if micro_batch.phase == "eval":
         return [held_out[sample.group] for sample in samples]
-    drawn = prompts_of_iteration(prompts, shape.run_seed, micro_batch.iteration, shape.groups)
+    drawn = prompts_of_iteration(prompts, run_shape.run_seed, micro_batch.iteration, run_shape.groups)
     return [drawn[sample.group] for sample in samples]
 
 
 def group_rewards(
-    shape: RunShape, iteration: int, groups: Sequence[int], scores: Mapping[SampleId, Score]
+    iteration: int, groups: Sequence[int], scores: Mapping[SampleId, Score]
 ) -> list[dict[SampleId, float]]:
     """Rewards of some groups of an iteration, per group; samples whose reward failed are left out."""
     of_group: dict[int, dict[SampleId, float]] = {group: {} for group in groups}

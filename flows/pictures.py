@@ -81,10 +81,16 @@ def learning_curve(
         axes.plot(x, mean, color="#4c78a8", linewidth=1, label="training samples, mean ± std")
     if held_out:
         x, mean, low, high = zip(*held_out, strict=True)
-        below = [m - l for m, l in zip(mean, low, strict=True)]
-        above = [h - m for m, h in zip(mean, high, strict=True)]
+        below = [m - bound for m, bound in zip(mean, low, strict=True)]
+        above = [bound - m for m, bound in zip(mean, high, strict=True)]
         axes.errorbar(
-            x, mean, yerr=[below, above], color="#e45756", marker="o", capsize=3, label="held-out prompts, 95 % interval"
+            x,
+            mean,
+            yerr=[below, above],
+            color="#e45756",
+            marker="o",
+            capsize=3,
+            label="held-out prompts, 95 % interval",
         )
     axes.set_xlabel("iteration")
     axes.set_ylabel("reward")

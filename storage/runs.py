@@ -175,7 +175,7 @@ def _claim_named(home: Path, name: str) -> Path:
 
 def _claim_next(home: Path, stem: str) -> Path:
     """Claim the number after the highest one in use. Numbers are not reused while a later run exists."""
-    pattern = re.compile(rf"{re.escape(stem)}-([0-9]{1, 8})")
+    pattern = re.compile(rf"{re.escape(stem)}-([0-9]{{1,8}})")
     number = 1 + max((int(m[1]) for entry in home.iterdir() if (m := pattern.fullmatch(entry.name))), default=0)
     while True:
         path = home / f"{stem}-{number}"
@@ -190,5 +190,5 @@ def _claim_next(home: Path, stem: str) -> Path:
 def _stem(preset: str) -> str:
     """The name of a preset, or of a file without its directory and suffix, made into a possible name."""
     name = Path(preset).name.removesuffix(".yaml").removesuffix(".yml")
-    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).lstrip("._-")[:_LONGEST_STEM]
+    stem = re.sub(r"[^A-Za-z0-9._-]+", "-", name).strip("._-")[:_LONGEST_STEM]
     return stem or "run"

@@ -1,7 +1,7 @@
 """What the engine asks of a worker. Every function is sent by reference and must stay importable on workers.
 
-    prepare, execute         Dask tasks, in a slot of the worker
-    install, pull, export    coroutines run on the worker's event loop, beside its slots
+    prepare, execute                            Dask tasks, in a slot of the worker
+    initialise, install, pull, merge, export    coroutines on the worker's event loop, beside its slots
 
 Data moves peer to peer: the engine names a source, the target fetches from it and checks a hash.
 """
@@ -41,6 +41,11 @@ def execute(assignment: Assignment, *after: Receipt) -> Receipt:
     if incarnation != assignment.run.worker:
         raise WrongWorkerError(f"{assignment.run.unit.label} is for {assignment.run.worker}, this is {incarnation}")
     return replicas.current(assignment.epoch).run(assignment)
+
+
+async def initialise(epoch: str) -> str:
+    """Make theta 0 with a fresh optimiser from the run's seed; returns its content hash."""
+    return await offload(replicas.current(epoch).initialise)
 
 
 async def install(epoch: str, ref: replicas.HeldRef, meta: Any, tensors: Tensors, expected_hash: str) -> None:

@@ -70,7 +70,7 @@ class Engine:
         client: Client,
         setup: RunSetup,
         scheduler: Machine,
-        start: TrainerState,
+        start: TrainerState | None,
         prompts_of: Callable[[MicroBatchId], tuple[PromptRecord, ...]],
         listener: Listener,
     ) -> None:
@@ -80,7 +80,8 @@ class Engine:
             client: asynchronous client of the cluster.
             setup: what replicas are built from.
             scheduler: the state machine.
-            start: adapter and optimiser state the run starts from.
+            start: adapter and optimiser state the run starts from; None: theta 0, which every worker makes itself
+                from the run's seed, so that the driver need not load the model.
             prompts_of: prompt records of a micro-batch, one per sample.
             listener: hears of everything worth showing or keeping.
         """
@@ -93,8 +94,8 @@ class Engine:
         self._fleet = Fleet(client, setup, emit=self._inbox.put_nowait, say=listener.fleet_changed)
         self._outstanding: dict[tuple[Unit, str], Outstanding] = {}
         self._background: set[asyncio.Task[None]] = set()
-        self._states: dict[int, TrainerState] = {start.theta: start}
-        self._hashes: dict[int, str] = {start.theta: start.adapter_hash}
+        self._states: dict[int, TrainerState] = {start.theta: start} if start is not None else {}
+        self._hashes: dict[int, str] = {start.theta: start.adapter_hash} if start is not None else {}
         self._drops: dict[str, list[m.Ref]] = {}
         self._submissions = 0
         self._meter = Meter(time.monotonic())
@@ -187,7 +188,10 @@ class Engine:
             case m.Commit():
                 self._spawn(self._commit(command))
             case m.Publish():
-                self._spawn(self._publish(command))
+                if command.theta in self._states:
+                    self._announce(command)
+                else:
+                    self._spawn(self._publish(command))
             case m.Drop():
                 self._drops.setdefault(command.worker, []).append(command.ref)
             case m.CloseIteration():
@@ -285,7 +289,9 @@ class Engine:
         theta = command.theta
         ref = TrainerStateRef(theta) if command.with_optimizer else m.AdapterRef(theta)
         try:
-            if command.source is None:
+            if command.source is None and theta == 0 and theta not in self._states:
+                await self._initialise(command.worker)
+            elif command.source is None:
                 state = self._states[theta]
                 tensors = join_state(state.adapter, state.optimizer) if command.with_optimizer else state.adapter
                 await self._on(command.worker, calls.install, ref, None, tensors, state.adapter_hash)
@@ -296,6 +302,14 @@ class Engine:
             self._inbox.put_nowait(m.TransferFailed(m.AdapterRef(theta), command.worker, str(error)))
         else:
             self._inbox.put_nowait(m.VersionInstalled(command.worker, theta))
+
+    async def _initialise(self, worker: str) -> None:
+        made = await self._on(worker, calls.initialise)
+        if self._hashes.setdefault(0, made) != made:
+            raise RunFailed(
+                f"{self._fleet.name(worker)} made another initial adapter than the others from the same seed: "
+                "its torch draws other random numbers"
+            )
 
     async def _transfer(self, command: m.Transfer) -> None:
         try:
@@ -331,8 +345,10 @@ class Engine:
             self._inbox.put_nowait(m.Committed(command.theta))
 
     async def _publish(self, command: m.Publish) -> None:
-        if command.theta not in self._states:
-            await self._fetch_state(command.theta, command.lead)
+        await self._fetch_state(command.theta, command.lead)
+        self._announce(command)
+
+    def _announce(self, command: m.Publish) -> None:
         state = self._states[command.theta]
         # A version's adapter may still be asked for until the next one is published.
         floor = self.published[1].theta if self.published is not None else 0

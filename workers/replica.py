@@ -82,9 +82,11 @@ class Replica:
         self.setup = setup
         self.incarnation = incarnation
         self.config = setup.config
-        self.shape = runspec.shape(setup.config, setup.held_out, setup.start_iteration)
+        self.shape = runspec.run_shape(setup.config, setup.held_out, setup.start_iteration)
         model = load_model(setup.config.model, setup.config.cluster.device)
-        self.policy = Policy(model, setup.config.lora, seed=setup.config.seed, device=setup.config.cluster.device)
+        self.policy = Policy(
+            model, setup.config.lora, seed=runspec.adapter_seed(setup.config), device=setup.config.cluster.device
+        )
         self.scorer = runspec.scorer(setup.config)
         self._embeddings = EmbeddingCache(model)
         self._adapters: dict[int, Adapter] = {}
@@ -163,7 +165,7 @@ class Replica:
             old=NumberedAdapter(old_theta, self._adapters[old_theta]),
             algorithm=self.config.algorithm,
             guidance_scale=self.config.model.guidance_scale,
-            normaliser=runspec.normaliser(self.shape, unit.micro_batch.iteration),
+            normaliser=runspec.normaliser(self.config),
         )
 
     def _update(self, unit: UpdateUnit, learning_rate: float) -> Receipt:
@@ -189,6 +191,12 @@ class Replica:
         return self._accumulators[theta]
 
     # --- what travels ---
+
+    def initialise(self) -> str:
+        """Make theta 0 with a fresh optimiser; returns its content hash."""
+        self._adapters[0] = self.policy.initial_adapter()
+        self._optimizers[0] = OptimizerState.initial(self._adapters[0])
+        return adapter_hash(self._adapters[0])
 
     def holds(self, ref: HeldRef) -> bool:
         """Whether `load` would succeed."""

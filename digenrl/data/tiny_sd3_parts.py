@@ -12,9 +12,9 @@ read prompts either way, and CountedPadding does that at the cost of one token.
 from __future__ import annotations
 
 import string
+from typing import Any
 
 import torch
-from diffusers.models.attention_processor import Attention
 from diffusers.models.autoencoders.autoencoder_kl import AutoencoderKL
 from diffusers.models.transformers.transformer_sd3 import SD3Transformer2DModel
 from diffusers.pipelines.stable_diffusion_3.pipeline_stable_diffusion_3 import StableDiffusion3Pipeline
@@ -35,7 +35,7 @@ EMBEDDING_SCALE = 30.0
 
 def build_vae() -> AutoencoderKL:
     """The image autoencoder, downsampling by 2."""
-    return AutoencoderKL(
+    vae: AutoencoderKL = AutoencoderKL(
         in_channels=3,
         out_channels=3,
         down_block_types=("DownEncoderBlock2D",) * 2,
@@ -49,6 +49,7 @@ def build_vae() -> AutoencoderKL:
         use_post_quant_conv=False,
         mid_block_add_attention=False,
     )
+    return vae
 
 
 def build_tokenizer() -> CLIPTokenizer:
@@ -97,7 +98,7 @@ def build_text_encoder(tokenizer: CLIPTokenizer) -> CLIPTextModelWithProjection:
 
 def build_transformer() -> SD3Transformer2DModel:
     """The MMDiT: 3 layers of 4 x 24, 18 image tokens for a 12 x 24 picture."""
-    return SD3Transformer2DModel(
+    transformer: SD3Transformer2DModel = SD3Transformer2DModel(
         sample_size=12,
         patch_size=2,
         in_channels=4,
@@ -111,12 +112,14 @@ def build_transformer() -> SD3Transformer2DModel:
         pos_embed_max_size=6,
         qk_norm="rms_norm",
     )
+    return transformer
 
 
 def build_pipeline(vae: AutoencoderKL) -> StableDiffusion3Pipeline:
     """A complete stock pipeline around `vae`; text encoders and transformer are freshly initialised."""
     tokenizer, tokenizer_2 = build_tokenizer(), build_tokenizer()
-    return StableDiffusion3Pipeline(
+    pipeline_class: Any = StableDiffusion3Pipeline  # its annotations do not admit the None it supports
+    pipeline: StableDiffusion3Pipeline = pipeline_class(
         vae=vae,
         text_encoder=build_text_encoder(tokenizer),
         tokenizer=tokenizer,
@@ -127,6 +130,7 @@ def build_pipeline(vae: AutoencoderKL) -> StableDiffusion3Pipeline:
         transformer=build_transformer(),
         scheduler=FlowMatchEulerDiscreteScheduler(shift=1.0),
     )
+    return pipeline
 
 
 class CountedPadding:
@@ -138,7 +142,7 @@ class CountedPadding:
 
     def __call__(
         self,
-        attn: Attention,
+        attn: Any,
         hidden_states: torch.Tensor,
         encoder_hidden_states: torch.Tensor,
         padding_counts: torch.Tensor,
@@ -147,7 +151,7 @@ class CountedPadding:
         """Attend over B samples of I image and L context tokens.
 
         Args:
-            attn: the layer.
+            attn: the layer, a diffusers Attention.
             hidden_states: (B, I, C).
             encoder_hidden_states: (B, L, C), the padding token last.
             padding_counts: (B,) float32, how many padding tokens there are; may be 0.
@@ -158,7 +162,7 @@ class CountedPadding:
         """
 
         def heads(x: torch.Tensor) -> torch.Tensor:
-            return x.unflatten(-1, (attn.heads, -1)).transpose(1, 2)
+            return torch.unflatten(x, -1, (attn.heads, -1)).transpose(1, 2)
 
         image, text = hidden_states, encoder_hidden_states
         query = [attn.norm_q(heads(attn.to_q(image))), attn.norm_added_q(heads(attn.add_q_proj(text)))]

@@ -10,7 +10,9 @@ type of CPU the result is the same every time.
     latents_of()     the pictures as normalised latents; writes the VAE's shift and scale
     train_flow()     MMDiT and both text encoders jointly, by flow matching
 
-The flow is stopped early on purpose: the result misreads many numbers, which is the headroom RL works in.
+The flow is stopped early on purpose: OCR reads one picture in four as the number asked for, and the rest is the
+headroom RL works in. Reward and exact matches on the held-out numbers (`digenrl.data.evaluate_tiny_sd3`), by flow
+steps: 300: 0.47 / 0.11, 330: 0.60 / 0.23, 400: 0.80 / 0.51.
 """
 
 from __future__ import annotations
@@ -32,7 +34,7 @@ from digenrl.data.tiny_sd3_parts import CountedPadding, build_pipeline, build_va
 
 PICTURES_PER_NUMBER = 24
 VAE_STEPS, VAE_BATCH, VAE_LR = 300, 32, 3e-3
-FLOW_STEPS, FLOW_BATCH, FLOW_LR, FLOW_WARMUP = 400, 64, 2e-3, 50
+FLOW_STEPS, FLOW_BATCH, FLOW_LR, FLOW_WARMUP = 330, 64, 2e-3, 50
 KL_WEIGHT = 1e-3
 FINAL_LR_FRACTION = 0.05
 EMA_DECAY = 0.995
@@ -52,7 +54,7 @@ def batches(size: int, batch: int, steps: int, generator: torch.Generator) -> It
     """`steps` index batches from reshuffled epochs over `size` items; the incomplete end of an epoch is dropped."""
     made = 0
     while made < steps:
-        for indices in torch.randperm(size, generator=generator)[: size - size % batch].split(batch):
+        for indices in torch.split(torch.randperm(size, generator=generator)[: size - size % batch], batch):
             if made == steps:
                 return
             made += 1
@@ -84,9 +86,9 @@ def latents_of(vae: AutoencoderKL, pictures: torch.Tensor) -> torch.Tensor:
     Returns:
         (N, 4, 6, 12) float32 of mean 0 and standard deviation 1.
     """
-    raw = torch.cat([vae.encode(part).latent_dist.mean for part in pictures.split(512)])
+    raw = torch.cat([vae.encode(part).latent_dist.mean for part in torch.split(pictures, 512)])
     shift, scale = float(raw.mean()), 1.0 / float(raw.std())
-    vae.register_to_config(shift_factor=shift, scaling_factor=scale)
+    vae.register_to_config(shift_factor=shift, scaling_factor=scale)  # type: ignore[no-untyped-call]
     return (raw - shift) * scale
 
 
@@ -123,7 +125,7 @@ def train_flow(
         torch._foreach_lerp_(average, [p.detach() for p in parameters], 1 - decay)
         _report("flow", step, steps, loss)
     with torch.no_grad():
-        torch._foreach_copy_(parameters, average)
+        torch._foreach_copy_(list[torch.Tensor](parameters), average)
     pipeline.transformer.set_attn_processor(stock_attention)
     trained.eval()
 
@@ -145,7 +147,7 @@ def velocity(
         padding: (B,) float32, number of zero vectors in the context.
     """
     embeds, _, pooled, _ = pipeline.encode_prompt(
-        prompts, None, None, do_classifier_free_guidance=False, max_sequence_length=1
+        prompts, prompts, prompts, do_classifier_free_guidance=False, max_sequence_length=1
     )
     output: torch.Tensor = pipeline.transformer(
         noisy,
@@ -173,7 +175,7 @@ def _descend(
     parameters: list[nn.Parameter],
 ) -> None:
     optimizer.zero_grad(set_to_none=True)
-    loss.backward()
+    torch.autograd.backward(loss)
     nn.utils.clip_grad_norm_(parameters, 1.0)
     optimizer.step()
     schedule.step()

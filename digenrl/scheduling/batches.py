@@ -28,6 +28,7 @@ class Batch:
         copying: copies under way, target -> source.
         waits_for_score: it waits for a worker to score it.
         scorer: who scores it.
+        scoring: the score unit is dispatched; before that the trajectory has to reach the scorer.
         scores: one per sample, once scored.
         advantages: of the samples that take part, once the std scope is closed.
         trainer: who trains on it.
@@ -51,6 +52,7 @@ class Batch:
     copying: dict[str, str] = field(default_factory=dict)
     waits_for_score: bool = False
     scorer: str | None = None
+    scoring: bool = False
     scores: dict[SampleId, Score] | None = None
     advantages: dict[SampleId, float] | None = None
     trainer: str | None = None

@@ -10,7 +10,9 @@ queue on the worker, so which of them runs is the worker's business.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
+from itertools import chain
 
 from digenrl.identity import MicroBatchId
 from digenrl.scheduling.messages import Capability
@@ -81,6 +83,10 @@ class LoadIndex:
         load = self._load.pop(name, None)
         if load is not None:
             del self._buckets[load][name]
+
+    def __iter__(self) -> Iterator[str]:
+        """Names, least loaded first."""
+        return chain.from_iterable(self._buckets)
 
     def least(self) -> dict[str, None]:
         """The workers that share the smallest load; empty if there are none."""

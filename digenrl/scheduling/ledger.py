@@ -72,6 +72,7 @@ class Ledger:
         self._optimizers: dict[int, dict[str, None]] = {}
         self._trajectories: dict[MicroBatchId, dict[str, None]] = {}
         self._accumulators: dict[str, dict[TrainUnit, Contribution]] = {}
+        self._contributor: dict[TrainUnit, str] = {}
 
     # --- adapters and optimiser states ---
 
@@ -119,8 +120,8 @@ class Ledger:
 
     def contribute(self, unit: TrainUnit, worker: str, contribution: Contribution) -> None:
         """The worker's accumulator now holds the unit's gradient."""
-        for other, units in self._accumulators.items():
-            assert unit not in units, f"{unit.label} is contributed by {worker} and by {other}"
+        assert unit not in self._contributor, f"{unit.label} is contributed by {self._contributor[unit]} and {worker}"
+        self._contributor[unit] = worker
         self._accumulators.setdefault(worker, {})[unit] = contribution
 
     def contributors(self) -> list[str]:
@@ -133,11 +134,14 @@ class Ledger:
 
     def disown(self, worker: str) -> list[TrainUnit]:
         """The worker's contributions no longer count. Returns their units."""
-        return list(self._accumulators.pop(worker, ()))
+        units = list(self._accumulators.pop(worker, ()))
+        for unit in units:
+            del self._contributor[unit]
+        return units
 
     def settle(self) -> dict[str, dict[TrainUnit, Contribution]]:
         """The step is committed: returns what entered it, by worker, and starts afresh."""
-        settled, self._accumulators = self._accumulators, {}
+        settled, self._accumulators, self._contributor = self._accumulators, {}, {}
         return settled
 
     # --- loss ---

@@ -72,6 +72,7 @@ def server_env(root: Path, environ: Mapping[str, str]) -> dict[str, str]:
         **_NO_TELEMETRY,
         **_prefect_home(root),
         **_PREFECT_BATCHES,
+        "PREFECT_SERVER_DATABASE_CONNECTION_URL": "sqlite+aiosqlite:///prefect/prefect.db",
         "PREFECT_SERVER_ANALYTICS_ENABLED": "false",
         "PREFECT_SERVER_UI_SHOW_PROMOTIONAL_CONTENT": "false",
         # By default the UI's files are unpacked into site-packages, which may be read-only.

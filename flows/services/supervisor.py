@@ -1,6 +1,6 @@
 """The detached process that owns the servers of one home: ``python -m flows.services.supervisor HOME``.
 
-It makes the servers match the living leases, twice a second: what a lease wants is started, what no lease wants any
+It makes the servers match the living leases, four times a second: what a lease wants is started, what no lease wants any
 more is ended, and with the last server it ends itself. Each decision is taken under the directory's lock together
 with the change to services.json, so that a process that joins never relies on a server about to be stopped.
 
@@ -26,7 +26,7 @@ from storage.processes import identify
 
 log = logging.getLogger(__name__)
 
-POLL_S = 0.5
+POLL_S = 0.25
 
 
 class Supervisor:
@@ -74,6 +74,7 @@ class Supervisor:
         if unwanted:
             log.info("nobody needs %s any more", ", ".join(server.spec.name for server in unwanted))
             Server.stop(unwanted)
+            return self._step()  # with nothing left there is nothing to sleep for
         return True
 
     def _wanted(self) -> dict[str, Lease]:

@@ -1,0 +1,153 @@
+"""What all stages of the state machine share: the fleet, the ledger, the open micro-batches and the outgoing commands."""
+
+from __future__ import annotations
+
+from collections import Counter
+
+from digenrl.identity import MicroBatchId, SampleId
+from digenrl.scheduling.batches import Batch
+from digenrl.scheduling.fleet import Fleet, Worker
+from digenrl.scheduling.ledger import Ledger
+from digenrl.scheduling.messages import Command, Drop, Ref, Run, TrajectoryRef, Transfer
+from digenrl.scheduling.policies import Layout, Stage
+from digenrl.scheduling.shape import RunShape
+from digenrl.scheduling.units import Unit
+
+# Priorities of Run. On the device: an optimiser step holds everybody up, then come train units, then trajectories that
+# are under way, then new ones; evaluation takes what is left.
+UPDATE, TRAIN, CONTINUE, ROLLOUT, EVALUATE = 4, 3, 2, 1, 0
+
+
+class RunOver(Exception):
+    """The run cannot go on. The message is a sentence for the person."""
+
+
+class State:
+    """Shared by the stages.
+
+    Attributes:
+        shape: sizes of the run.
+        layout: roles and order.
+        max_attempts: failures of one unit, copy or installation that end the run.
+        max_losses: workers that may be lost while they run one and the same unit.
+        fleet: workers and their lanes.
+        ledger: what lives where.
+        batches: open micro-batches.
+        version: what rollouts use; the iteration of the same number is in progress.
+        stage: of that iteration.
+        awake: workers whose device lane may be able to take a unit; the others were asked and had nothing to do.
+    """
+
+    def __init__(
+        self, shape: RunShape, layout: Layout, *, queue_depth: int, max_attempts: int, max_losses: int
+    ) -> None:
+        self.shape = shape
+        self.layout = layout
+        self.max_attempts = max_attempts
+        self.max_losses = max_losses
+        self.version = shape.start_iteration
+        self.stage: Stage = "generate"
+        self.fleet = Fleet(queue_depth)
+        self.ledger = Ledger(self.version_theta)
+        self.batches: dict[MicroBatchId, Batch] = {}
+        self.awake: set[str] = set()
+        self._failures: Counter[str] = Counter()
+        self._losses: Counter[Unit] = Counter()
+        self._out: list[Command] = []
+
+    @property
+    def version_theta(self) -> int:
+        """The adapter rollouts use."""
+        return self.shape.theta_of_version(self.version)
+
+    # --- commands ---
+
+    def emit(self, command: Command) -> None:
+        """Issue a command."""
+        self._out.append(command)
+
+    def take_commands(self) -> list[Command]:
+        """Commands issued since the last call."""
+        commands, self._out = self._out, []
+        return commands
+
+    def run(
+        self,
+        unit: Unit,
+        worker: Worker,
+        theta: int,
+        priority: int,
+        advantages: dict[SampleId, float] | None = None,
+        old_theta: int | None = None,
+        depends_on: tuple[Unit, ...] = (),
+    ) -> None:
+        """Give a unit to a worker, which has room for it."""
+        self.fleet.give(unit, worker)
+        self.emit(Run(unit, worker.name, theta, priority, advantages or {}, old_theta, depends_on))
+
+    def drop(self, ref: Ref, worker: str) -> None:
+        """Tell a worker to forget something, if it is still there."""
+        if self.fleet.alive(worker):
+            self.emit(Drop(ref, worker))
+
+    def copy(self, batch: Batch, target: str) -> None:
+        """Bring a trajectory to a worker, unless it is there or on its way."""
+        holders = self.ledger.holders(batch.id)
+        if target in holders or target in batch.copying:
+            return
+        # A worker that is leaving is the second choice.
+        source = min(holders, key=lambda name: self.fleet.workers[name].draining)
+        batch.copying[target] = source
+        self.emit(Transfer(TrajectoryRef(batch.id), source, target))
+
+    def release(self, batch: Batch) -> None:
+        """Close a micro-batch: nobody needs its trajectory."""
+        del self.batches[batch.id]
+        for worker in self.ledger.release(batch.id):
+            self.drop(TrajectoryRef(batch.id), worker)
+
+    # --- waking ---
+
+    def wake(self, worker: str) -> None:
+        """There may be something to do for the device of this worker."""
+        self.awake.add(worker)
+
+    def wake_all(self) -> None:
+        """There may be something to do for everybody."""
+        self.awake.update(self.fleet.workers)
+
+    # --- failures ---
+
+    def failed(self, what: str, worker: str, reason: str) -> int:
+        """Count a failure.
+
+        Returns:
+            How often `what` has failed.
+
+        Raises:
+            RunOver: too often.
+        """
+        self._failures[what] += 1
+        times = self._failures[what]
+        if times >= self.max_attempts:
+            raise RunOver(f"{what} failed {times} times, the last time on {worker}: {reason}")
+        return times
+
+    def lost_with(self, worker: Worker) -> None:
+        """Count a lost worker against the units it was running: one that kills its workers must not kill them all.
+
+        Raises:
+            RunOver: one unit has been running on too many lost workers.
+        """
+        for lane in (worker.device, worker.cpu):
+            unit = next(iter(lane), None)
+            if unit is None or worker.draining:
+                continue
+            self._losses[unit] += 1
+            if self._losses[unit] >= self.max_losses:
+                raise RunOver(
+                    f"{unit.label} was running on {self._losses[unit]} workers when they were lost, "
+                    f"the last of them {worker.name}"
+                )
+
+

@@ -1,0 +1,207 @@
+"""The command line: `digenrl COMMAND`.
+
+Each command lives in flows/commands and is imported when it runs, so that `--help` and a wrong argument answer at
+once. A configuration error ends with exit code 2 and its sentence, any other expected failure with 1; a traceback is
+shown only with --debug.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Annotated
+
+import typer
+
+from flows.startup import check_shadowing
+
+app = typer.Typer(
+    help="Reinforcement learning for image and video diffusion models. Start with: digenrl train tiny-ocr",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+)
+config_app = typer.Typer(help="Look at configurations: show, schema, explain.", no_args_is_help=True)
+app.add_typer(config_app, name="config")
+
+Overrides = Annotated[
+    list[str] | None, typer.Argument(help="Changes to the preset, e.g. iterations=20 optimizer.learning_rate=3e-4.")
+]
+Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
+PrefectApi = Annotated[
+    str | None,
+    typer.Option(
+        "--prefect-api",
+        help="Use another Prefect server: its API URL, or 'current' for PREFECT_API_URL. Default: DigenRL's own.",
+    ),
+]
+RunName = Annotated[str, typer.Argument(help="Name of a run below DIGENRL_HOME (default ./runs).")]
+
+
+@app.command()
+def train(
+    preset: Annotated[str, typer.Argument(help="Preset by name (tiny-ocr) or path to a YAML file.")],
+    overrides: Overrides = None,
+    name: Annotated[str | None, typer.Option(help="Name of the run; default <preset>-<n>.")] = None,
+    prefect_api: PrefectApi = None,
+    debug: Debug = False,
+) -> None:
+    """Train a model and show how it goes. Ctrl-C stops with a checkpoint; `digenrl resume RUN` goes on."""
+    from flows.commands.train import run
+
+    guarded(lambda: run(preset, overrides or [], name=name, prefect_api=prefect_api), debug)
+
+
+@app.command()
+def resume(run_name: RunName, prefect_api: PrefectApi = None, debug: Debug = False) -> None:
+    """Continue a run from its newest checkpoint, in the same MLflow run."""
+    from flows.commands.train import resume as continue_run
+
+    guarded(lambda: continue_run(run_name, prefect_api=prefect_api), debug)
+
+
+@app.command()
+def sample(
+    run_name: RunName,
+    prompt: Annotated[list[str], typer.Option(help="Text to draw; may be repeated.")],
+    seed: Annotated[int, typer.Option(help="Seed of the noise.", min=0)] = 0,
+    out: Annotated[str | None, typer.Option(help="PNG to write; default <run>/samples/….png.")] = None,
+    base: Annotated[bool, typer.Option("--base", help="Draw with the base model, without the trained LoRA.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Draw pictures with a run's trained weights."""
+    from flows.commands.sample import run
+
+    guarded(lambda: run(run_name, prompt, seed=seed, out=out, base=base), debug)
+
+
+@app.command()
+def evaluate(
+    run_name: RunName,
+    prompts: Annotated[int | None, typer.Option(help="Held-out prompts; default as configured.", min=1)] = None,
+    seed: Annotated[int | None, typer.Option(help="Seed of the noise; default as configured.", min=0)] = None,
+    debug: Debug = False,
+) -> None:
+    """Score a run's newest checkpoint against the base model on held-out prompts, with the same noise."""
+    from flows.commands.evaluate import run
+
+    guarded(lambda: run(run_name, prompts=prompts, seed=seed), debug)
+
+
+@app.command()
+def serve(
+    prefect_port: Annotated[
+        int | None, typer.Option(help="Port of the Prefect page; default: first free from 4200.")
+    ] = None,
+    mlflow_port: Annotated[
+        int | None, typer.Option(help="Port of the MLflow page; default: first free from 5001.")
+    ] = None,
+    debug: Debug = False,
+) -> None:
+    """Open the Prefect and MLflow pages of past runs until Ctrl-C."""
+    from flows.services.serve import serve as keep_serving
+    from storage.home import home
+
+    guarded(lambda: keep_serving(home(), {"prefect": prefect_port, "mlflow": mlflow_port}), debug)
+
+
+@app.command()
+def doctor(debug: Debug = False) -> None:
+    """Check this machine: versions, devices, ports, disk; what is missing and what to type."""
+    from flows.commands.doctor import run
+
+    guarded(run, debug)
+
+
+@config_app.command("show")
+def config_show(
+    preset: Annotated[str, typer.Argument(help="Preset by name or path to a YAML file.")],
+    overrides: Overrides = None,
+    debug: Debug = False,
+) -> None:
+    """Print a configuration as resolved."""
+    from digenrl.configure import load_config, show
+
+    guarded(lambda: typer.echo(show(load_config(preset, overrides or [])), nl=False), debug)
+
+
+@config_app.command("schema")
+def config_schema() -> None:
+    """Print the JSON schema of configurations."""
+    import json
+
+    from digenrl.configure import schema
+
+    typer.echo(json.dumps(schema(), indent=2))
+
+
+@config_app.command("explain")
+def config_explain(
+    key: Annotated[str, typer.Argument(help="A key or section, e.g. algorithm.clip_range.")], debug: Debug = False
+) -> None:
+    """Explain a key: type, default, bounds, meaning, value in each preset."""
+    from digenrl.configure import explain
+
+    guarded(lambda: typer.echo(explain(key)), debug)
+
+
+@config_app.command("presets")
+def config_presets() -> None:
+    """List the presets."""
+    from digenrl.configure import preset_names
+
+    for preset in preset_names():
+        typer.echo(preset)
+
+
+def _version(show: bool) -> None:
+    if show:
+        from importlib.metadata import version
+
+        typer.echo(f"digenrl {version('digenrl')}")
+        raise typer.Exit
+
+
+@app.callback()
+def root(
+    version: Annotated[
+        bool, typer.Option("--version", callback=_version, is_eager=True, help="Print the version and exit.")
+    ] = False,
+) -> None:
+    """Options of every command."""
+
+
+def guarded(work: object, debug: bool) -> None:
+    """Run a command; word its errors for a person.
+
+    Raises:
+        typer.Exit: 2 for a configuration error, 1 for any other failure, 130 after Ctrl-C.
+    """
+    from flows.errors import exit_code, sentence
+
+    try:
+        work()  # type: ignore[operator]
+    except typer.Exit:
+        raise
+    except KeyboardInterrupt:
+        raise typer.Exit(130) from None
+    except Exception as error:
+        if debug:
+            raise
+        typer.echo(f"digenrl: {sentence(error)}", err=True)
+        raise typer.Exit(exit_code(error)) from None
+
+
+def main() -> None:
+    """Entry point of the `digenrl` program."""
+    os.environ.setdefault("PYTHONSAFEPATH", "1")
+    problem = check_shadowing()
+    if problem:
+        print(f"digenrl: {problem}", file=sys.stderr)
+        raise SystemExit(2)
+    app()
+
+
+if __name__ == "__main__":
+    main()

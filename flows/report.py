@@ -1,0 +1,155 @@
+"""What is left of a run when it ends: summary.json, the curve, before | after, and the lines a person reads."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from PIL import Image
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from digenrl.config import RunConfig
+from flows.history import History
+from flows.pictures import learning_curve, side_by_side
+from flows.statistics import mean_interval, paired_rise
+from storage.runs import RunDirectory
+
+
+@dataclass(frozen=True)
+class Places:
+    """Where the results of a run are.
+
+    Attributes:
+        checkpoint: URL of the newest checkpoint, None if there is none.
+        lora: directory that diffusers' load_lora_weights takes, None if no weights were published.
+        mlflow_run_id: None if tracking is off.
+        mlflow_page: address of the run's page.
+        prefect_flow_run_id: id of the flow run.
+        prefect_page: address of the flow run's page.
+    """
+
+    checkpoint: str | None
+    lora: Path | None
+    mlflow_run_id: str | None
+    mlflow_page: str | None
+    prefect_flow_run_id: str
+    prefect_page: str | None
+
+
+def summarise(
+    name: str, config: RunConfig, history: History, places: Places, *, status: str, seconds: float, observing: float
+) -> dict[str, Any]:
+    """The content of summary.json. Numbers that do not exist yet are null.
+
+    Args:
+        name: of the run.
+        config: of the run.
+        history: rows and evaluations.
+        places: where the results are.
+        status: completed or cancelled.
+        seconds: wall time of the flow, this attempt.
+        observing: share of the wall time that showing task runs took.
+    """
+    versions = sorted(history.evaluations)
+    before = history.evaluations[versions[0]] if versions else {}
+    after = history.evaluations[versions[-1]] if len(versions) > 1 else {}
+    rise, rise_interval = paired_rise(before, after)
+    return {
+        "run": name,
+        "status": status,
+        "eval_before": _mean(before),
+        "eval_after": _mean(after),
+        "eval_ci95": _finite(mean_interval(list(after.values()))),
+        "eval_rise": _finite_number(rise),
+        "eval_rise_ci95": _finite(rise_interval),
+        "eval_prompts": len(after or before),
+        "eval_curve": {str(v): _mean(history.evaluations[v]) for v in versions},
+        "iterations": history.rows[-1].iteration + 1 if history.rows else 0,
+        "samples": sum(row.samples for row in history.rows),
+        "seconds": round(seconds, 3),
+        "samples_per_second": round(history.samples_per_second, 3),
+        "utilisation": {name: round(share, 4) for name, share in history.utilisation.items()},
+        "observing_share": round(observing, 4),
+        "seed": config.seed,
+        "checkpoint": places.checkpoint,
+        "lora": str(places.lora) if places.lora else None,
+        "mlflow_run_id": places.mlflow_run_id,
+        "prefect_flow_run_id": places.prefect_flow_run_id,
+    }
+
+
+def draw(directory: RunDirectory, history: History) -> dict[str, Path]:
+    """Write the learning curve and, after two evaluations, before | after. Returns what was written, by name."""
+    written = {}
+    curve = directory.path / "pictures" / "learning-curve.png"
+    curve.parent.mkdir(exist_ok=True)
+    rewards = [(row.iteration, row.reward_mean, row.reward_std) for row in history.rows]
+    held_out = []
+    for version, values in sorted(history.evaluations.items()):
+        if values:
+            held_out.append((version, float(np.mean(list(values.values()))), *mean_interval(list(values.values()))))
+    curve.write_bytes(learning_curve(rewards, held_out))
+    written["curve"] = curve
+    versions = sorted(history.evaluations)
+    grids = [directory.picture_path("held-out", version) for version in (versions[0], versions[-1])] if versions else []
+    if len(versions) > 1 and all(path.is_file() for path in grids):
+        titles = [f"before: held-out reward {_mean(history.evaluations[versions[0]]):.3f}"]
+        titles.append(f"after {versions[-1]} iterations, same noise: {_mean(history.evaluations[versions[-1]]):.3f}")
+        path = directory.path / "pictures" / "before-after.png"
+        side_by_side([Image.open(grid) for grid in grids], titles).save(path)
+        written["before-after"] = path
+    return written
+
+
+def show_summary(console: Console, summary: dict[str, Any], pictures: dict[str, Path], places: Places) -> None:
+    """Print what happened, where everything is and the command that opens it."""
+    console.print()
+    if summary["eval_after"] is not None:
+        low, high = summary["eval_rise_ci95"]
+        console.print(
+            Text.assemble(
+                "held-out reward  ",
+                (f"{summary['eval_before']:.3f} → {summary['eval_after']:.3f}", "bold green"),
+                f"   rise {summary['eval_rise']:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}], "
+                f"{summary['eval_prompts']} prompts",
+            )
+        )
+    busy = ", ".join(f"{name} {share:.0%}" for name, share in summary["utilisation"].items())
+    console.print(
+        f"{summary['iterations']} iterations, {summary['samples']} samples in {summary['seconds']:.0f} s "
+        f"({summary['samples_per_second']:.0f} samples/s while training; busy: {busy})",
+        highlight=False,
+    )
+    name = summary["run"]
+    table = Table.grid(padding=(0, 2))
+    if "before-after" in pictures:
+        table.add_row("samples", str(pictures["before-after"]), "same noise before | after")
+    table.add_row("curve", str(pictures["curve"]), "reward over iterations")
+    if summary["lora"]:
+        table.add_row("LoRA", summary["lora"], f"digenrl sample {name} --prompt 042 --seed 1")
+    if summary["checkpoint"]:
+        table.add_row("checkpoint", summary["checkpoint"], f"digenrl evaluate {name}")
+    if places.mlflow_page:
+        table.add_row("MLflow", places.mlflow_page, "digenrl serve")
+    if places.prefect_page:
+        table.add_row("Prefect", places.prefect_page, "digenrl serve")
+    console.print(table, soft_wrap=True, highlight=False)
+    if summary["status"] != "completed":
+        console.print(f"stopped early; continue with: digenrl resume {name}", highlight=False)
+
+
+def _mean(values: dict[int, float]) -> float | None:
+    return round(float(np.mean(list(values.values()))), 6) if values else None
+
+
+def _finite_number(value: float) -> float | None:
+    return round(value, 6) if math.isfinite(value) else None
+
+
+def _finite(pair: tuple[float, float]) -> list[float] | None:
+    return [round(bound, 6) for bound in pair] if all(map(math.isfinite, pair)) else None

@@ -1,0 +1,202 @@
+"""One attempt at a training run: its directory, its listeners, and what it leaves behind.
+
+session = Session(directory, resume=False, flow_run_id=...)
+engine = session.engine(client)
+result = await session.close(status, ...)
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from digenrl.scheduling.scheduler import Scheduler
+from distributed import Client
+from storage.tracker import Tracker
+
+from digenrl import runspec
+from digenrl.config import RunConfig
+from digenrl.models.registry import save_lora
+from digenrl.prompts import load_prompts
+from digenrl.scheduling.policies import Colocated, Disaggregated, Layout
+from flows.checkpointing import Checkpointer, restore
+from flows.history import History
+from flows.report import Places, draw, summarise
+from flows.tracking import Tracking
+from storage.runs import RunDirectory
+from tasks.observers import Observers
+from workers.engine import Engine
+from workers.listener import Listener, Listeners
+from workers.receipts import RunSetup
+
+logger = logging.getLogger(__name__)
+
+
+@dataclass(frozen=True)
+class Result:
+    """What an attempt leaves for the process that started it.
+
+    Attributes:
+        summary: the content of summary.json.
+        places: where the results are.
+        pictures: pictures by name.
+        task_runs: Prefect task runs that were emitted.
+    """
+
+    summary: dict[str, Any]
+    places: Places
+    pictures: dict[str, Path]
+    task_runs: int
+
+
+class Session:
+    """Everything around the engine. Make it inside the flow.
+
+    Args:
+        directory: the run's directory with its configuration.
+        resume: continue from the newest whole checkpoint; from the start if there is none.
+        flow_run_id: of the Prefect flow run.
+        prefect_page: address of the flow run's page.
+        watchers: more listeners, such as a progress display.
+    """
+
+    def __init__(
+        self,
+        directory: RunDirectory,
+        *,
+        resume: bool,
+        flow_run_id: str,
+        prefect_page: str | None,
+        watchers: Sequence[Listener] = (),
+    ) -> None:
+        self._began = time.monotonic()
+        self.directory = directory
+        self.config = directory.read_config()
+        restored = restore(directory.checkpoints) if resume else None
+        self.start_iteration, self.start, saved = restored if restored is not None else (0, None, None)
+        self.history = History.from_state(saved.state["history"]) if saved is not None else History()
+        self._flow_run_id = flow_run_id
+        self._prefect_page = prefect_page
+        self._prompts = load_prompts(self.config.data.prompts)
+        self._held_out = load_prompts(self.config.data.held_out) if self.config.data.held_out else ()
+        self.shape = runspec.run_shape(self.config, len(self._held_out), self.start_iteration)
+        self._tracker = _open_tracker(self.config, directory.name, saved.state if saved is not None else {})
+        mlflow_run_id = self._tracker.run_id if self._tracker is not None else None
+        self._observers = Observers(self.config.schedule.observe, self.shape)
+        self._checkpointer = Checkpointer(
+            directory.checkpoints, self.config, self.history, {"mlflow_run_id": mlflow_run_id}
+        )
+        self._listener = Listeners(
+            self.history,
+            self._observers,
+            self._checkpointer,
+            Tracking(self._tracker, directory, self._held_out),
+            *watchers,
+        )
+
+    def engine(self, client: Client) -> Engine:
+        """The engine of this attempt on a cluster."""
+        return Engine(
+            client=client,
+            setup=RunSetup(uuid.uuid4().hex, self.config, len(self._held_out), self.start_iteration),
+            scheduler=Scheduler(
+                self.shape,
+                layout_of(self.config),
+                runspec.advantage_rule(self.config),
+                max_failed_share=self.config.gates.max_failed_share,
+                max_bad_updates=self.config.gates.max_bad_updates,
+                std_scope=self.config.algorithm.std_scope,
+            ),
+            start=self.start,
+            prompts_of=lambda m: tuple(runspec.prompts_of(self.shape, m, self._prompts, self._held_out)),
+            listener=self._listener,
+        )
+
+    async def close(self, status: str, engine: Engine | None) -> Result:
+        """Save and write what there is.
+
+        Args:
+            status: completed, cancelled or failed.
+            engine: of this attempt, None if it never came to be.
+        """
+        await self._observers.close()
+        checkpoint = await self._checkpointer.finish()
+        lora = await asyncio.to_thread(self._save_lora, engine)
+        pictures = await asyncio.to_thread(draw, self.directory, self.history)
+        tracker = self._tracker
+        places = Places(
+            checkpoint=checkpoint.url if checkpoint is not None else None,
+            lora=lora,
+            mlflow_run_id=tracker.run_id if tracker is not None else None,
+            mlflow_page=tracker.page if tracker is not None else None,
+            prefect_flow_run_id=self._flow_run_id,
+            prefect_page=self._prefect_page,
+        )
+        summary = summarise(
+            self.directory.name,
+            self.config,
+            self.history,
+            places,
+            status=status,
+            seconds=time.monotonic() - self._began,
+            observing=self._observers.share,
+        )
+        self.directory.write_summary(summary)
+        if tracker is not None:
+            await asyncio.to_thread(self._finish_tracking, tracker, status, lora, pictures)
+        return Result(summary, places, pictures, self._observers.emitted)
+
+    def _save_lora(self, engine: Engine | None) -> Path | None:
+        if engine is None or engine.published is None:
+            return None
+        lora = self.directory.path / "lora"
+        _, state = engine.published
+        save_lora(self.config.model.family, state.adapter, self.config.lora, lora)
+        return lora
+
+    def _finish_tracking(self, tracker: Tracker, status: str, lora: Path | None, pictures: dict[str, Path]) -> None:
+        for path in pictures.values():
+            tracker.log_artifact(path)
+        if lora is not None:
+            tracker.log_artifact(lora, "lora")
+        tracker.log_artifact(self.directory.summary_path)
+        tracker.log_artifact(self.directory.config_path)
+        tracker.finish({"completed": "FINISHED", "cancelled": "KILLED"}.get(status, "FAILED"))
+
+
+def layout_of(config: RunConfig) -> Layout:
+    """The configured layout."""
+    makers: dict[str, Callable[[], Layout]] = {
+        "disaggregated": lambda: Disaggregated(config.cluster.trainers),
+        "colocated": Colocated,
+    }
+    return makers[config.schedule.layout]()
+
+
+def _open_tracker(config: RunConfig, name: str, saved: dict[str, Any]) -> Tracker | None:
+    if config.tracking.uri == "none":
+        return None
+    uri = None if config.tracking.uri == "managed" else config.tracking.uri
+    tracker = Tracker(uri, config.tracking.experiment)
+    params = _flat(config.model_dump(mode="json"))
+    if saved.get("mlflow_run_id"):
+        tracker.resume(saved["mlflow_run_id"], params)
+    else:
+        tracker.start(name, params, {"digenrl.run": name})
+    return tracker
+
+
+def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
+    flat: dict[str, str] = {}
+    for key, value in values.items():
+        if isinstance(value, dict):
+            flat |= _flat(value, f"{prefix}{key}.")
+        else:
+            flat[prefix + key] = str(value)
+    return flat

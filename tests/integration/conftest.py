@@ -1,0 +1,19 @@
+"""What integration tests share: one Prefect and one MLflow server in a home of their own."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from flows.services import ServicesHandle, ensure
+
+
+@pytest.fixture(scope="session")
+def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServicesHandle]:
+    """Healthy servers for the whole session.
+
+    Tests must leave them running. A subprocess that uses Prefect gets ``{**os.environ, **services.client_env()}``.
+    """
+    with ensure(owner="pytest", home=tmp_path_factory.mktemp("home")) as handle:
+        yield handle

@@ -1,0 +1,205 @@
+"""Everything that needs files but no server is checked before a run starts, and all of it is listed."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import numpy as np
+import pytest
+from safetensors.numpy import save_file
+
+from digenrl.configure import ConfigError, load_config
+from digenrl.preflight import check
+
+LAYERS = ("transformer_blocks.0.attn.to_q", "transformer_blocks.0.attn.to_k", "transformer_blocks.0.ff.net.2")
+
+
+@pytest.fixture
+def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A working directory with prompts and the files of a pipeline that preflight reads; no hub cache."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    prompts(tmp_path / "train.jsonl", range(20))
+    prompts(tmp_path / "held_out.jsonl", range(20, 30))
+    pipeline(tmp_path / "model")
+    return tmp_path
+
+
+def prompts(path: Path, numbers: Sequence[int], target: str = "target") -> None:
+    lines = [json.dumps({"id": f"n{n}", "text": str(n), target: str(n)}) for n in numbers]
+    path.write_text("\n".join(lines) + "\n")
+
+
+def pipeline(folder: Path) -> None:
+    """VAE factor 2, patches of 2, 6 x 6 positions: multiples of 4 pixels, at most 24."""
+    for part in ("vae", "transformer"):
+        (folder / part).mkdir(parents=True)
+    (folder / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusion3Pipeline"}))
+    (folder / "vae" / "config.json").write_text(json.dumps({"block_out_channels": [16, 32]}))
+    (folder / "transformer" / "config.json").write_text(json.dumps({"patch_size": 2, "pos_embed_max_size": 6}))
+    weights = {f"{layer}.weight": np.zeros((4, 4), np.float32) for layer in LAYERS}
+    weights |= {"pos_embed.proj.weight": np.zeros((4, 4, 2, 2), np.float32), "norm.weight": np.zeros(4, np.float32)}
+    save_file(weights, folder / "transformer" / "diffusion_pytorch_model.safetensors")
+
+
+def notes_of(*overrides: str, home: Path | None = None) -> list[str]:
+    ours = ["data.prompts=train.jsonl", "data.held_out=held_out.jsonl", "model.path=./model", "lora.targets=[to_q]"]
+    return check(load_config("tiny-ocr", [*ours, "evaluation.prompts=10", *overrides]), home)
+
+
+def refusal(*overrides: str, home: Path | None = None) -> tuple[str, ...]:
+    with pytest.raises(ConfigError) as caught:
+        notes_of(*overrides, home=home)
+    return caught.value.problems
+
+
+def test_what_is_right_passes_without_a_word(files: Path) -> None:
+    assert notes_of(home=files / "runs") == []
+    assert not (files / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["tiny-ocr", "tiny-smoke"])
+def test_the_shipped_presets_pass(name: str, tmp_path: Path) -> None:
+    assert check(load_config(name), tmp_path) == []
+
+
+@pytest.mark.parametrize(
+    ("override", "fragments"),
+    [
+        ("data.prompts=trian.jsonl", ["data.prompts", "trian.jsonl", "did you mean train.jsonl"]),
+        ("data.prompts=package:numbers-trian", ["data.prompts", "package:numbers-trian"]),
+        ("data.held_out=nowhere.jsonl", ["data.held_out", "nowhere.jsonl"]),
+        ("data.held_out=train.jsonl", ["data.held_out=train.jsonl must share no id", "20 are in both", "'n0'"]),
+        ("rewards.0.name=orc", ["'orc' is not a registered reward", "did you mean ocr?"]),
+        ("model.path=./modle", ["model.path", "modle"]),
+        ("model.path=package:tiny-sd4", ["model.path", "package:tiny-sd4"]),
+        ("model.path=./hub", ["model.path", "hub"]),
+        ("model.path='a b/c'", ["model.path='a b/c'", "OWNER/NAME"]),
+        (
+            "model.height=13",
+            ["model.height must be a multiple of 4", "VAE factor 2 x patch 2", "got 13", "nearest is 12"],
+        ),
+        ("model.width=1", ["model.width must be a multiple of 4", "got 1", "nearest is 4"]),
+        ("model.width=28", ["model.width must be at most 24", "got 28"]),
+        ("lora.targets=[to_q, to_qq]", ["lora.targets: 'to_qq' is the name of no layer", "did you mean to_q?"]),
+        ("lora.targets=[net.22]", ["lora.targets: 'net.22'", "did you mean net.2?"]),
+        ("lora.targets=[proj]", ["lora.targets: 'proj'"]),
+        ("lora.targets=[]", ["lora.targets must name at least one layer"]),
+        (
+            "cluster.address=locla",
+            ["cluster.address must be local, tcp://HOST:PORT", "got 'locla'", "did you mean local?"],
+        ),
+        ("cluster.address=tcp://host", ["cluster.address", "got 'tcp://host'"]),
+        ("cluster.address=tcp://host:99999", ["port from 1 to 65535"]),
+        ("cluster.address=http://host:8786", ["cluster.address", "tls://HOST:PORT"]),
+        ("tracking.uri=mangaed", ["tracking.uri", "got 'mangaed'", "did you mean managed?"]),
+    ],
+)
+def test_what_is_wrong_is_named(files: Path, override: str, fragments: list[str]) -> None:
+    (problem,) = refusal(override)
+    assert all(fragment in problem for fragment in fragments), problem
+
+
+@pytest.mark.parametrize("address", ["local", "tcp://127.0.0.1:8786", "tls://gpu-7.example.org:1", "tcp://[::1]:8786"])
+def test_possible_addresses(files: Path, address: str) -> None:
+    assert notes_of(f"cluster.address={address}") == []
+
+
+def test_prompts_without_what_the_reward_needs_are_refused(files: Path) -> None:
+    prompts(files / "held_out.jsonl", range(20, 30), target="answer")
+    (problem,) = refusal()
+    assert problem.startswith("data.held_out lacks what the reward ocr needs")
+    assert "n20" in problem and "target" in problem
+
+
+def test_everything_wrong_is_listed_at_once(files: Path) -> None:
+    (files / "file").write_text("")
+    problems = refusal(
+        "data.prompts=none.jsonl",
+        "rewards.0.name=orc",
+        "model.height=13",
+        "cluster.address=x",
+        home=files / "file" / "runs",
+    )
+    assert [problem.split(maxsplit=1)[0] for problem in problems] == [
+        "data.prompts:",
+        "rewards:",
+        "model.height",
+        "cluster.address",
+        f"DIGENRL_HOME={files}/file/runs",
+    ]
+
+
+def test_a_home_that_is_a_file_is_refused(files: Path) -> None:
+    (files / "runs").write_text("")
+    (problem,) = refusal(home=files / "runs")
+    assert "must be a directory" in problem
+
+
+@pytest.mark.parametrize(
+    ("override", "fragment"),
+    [
+        ("evaluation.prompts=200", "exceeds the 10 held-out prompts: all of them are used"),
+        ("algorithm.prompts_per_iteration=24", "exceeds the 20 prompts"),
+        ("data.held_out=null", "data.held_out is not set"),
+        ("model.path=stabilityai/stable-diffusion-3.5-medium", "will be downloaded"),
+    ],
+)
+def test_what_may_not_be_meant_is_a_note(files: Path, override: str, fragment: str) -> None:
+    (note,) = notes_of(override)
+    assert fragment in note
+
+
+def test_a_cached_hub_model_is_looked_into(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (files / "hub" / "models--org--tiny" / "snapshots").mkdir(parents=True)
+    pipeline(files / "hub" / "models--org--tiny" / "snapshots" / "0a1b")
+    assert notes_of("model.path=org/tiny") == []
+    assert "multiple of 4" in refusal("model.path=org/tiny", "model.height=13")[0]
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    assert "HF_HUB_OFFLINE" in refusal("model.path=org/other")[0]
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "fragment"),
+    [
+        ("model_index.json", None, "model_index.json is missing"),
+        ("vae/config.json", b"{", "is not JSON"),
+        ("transformer/config.json", b"[]", "must hold a JSON object"),
+        ("transformer/diffusion_pytorch_model.safetensors", None, "holds no safetensors file"),
+        ("transformer/diffusion_pytorch_model.safetensors", b"\xff" * 16, "is not a safetensors file"),
+        ("transformer/diffusion_pytorch_model.safetensors", b"", "cannot read the layers"),
+    ],
+)
+def test_a_broken_pipeline_is_refused(files: Path, name: str, content: bytes | None, fragment: str) -> None:
+    path = files / "model" / name
+    path.unlink() if content is None else path.write_bytes(content)
+    (problem,) = refusal()
+    assert "model.path=./model" in problem
+    assert fragment in problem
+
+
+def test_cuda_is_looked_for_only_where_it_is_used(files: Path) -> None:
+    import torch
+
+    if not torch.cuda.is_available():
+        assert "cluster.device" in refusal("cluster.device=cuda")[0]
+    assert notes_of("cluster.device=cuda", "cluster.address=tcp://host:8786") == []
+
+
+def test_it_is_fast_and_imports_no_torch(files: Path) -> None:
+    code = (
+        "import sys; from digenrl.preflight import check; from digenrl.configure import load_config;"
+        "c = load_config('tiny-ocr', ['data.prompts=train.jsonl', 'data.held_out=held_out.jsonl',"
+        " 'model.path=./model', 'lora.targets=[to_q]']); check(c);"
+        "assert not {'torch', 'diffusers', 'transformers'} & set(sys.modules)"
+    )
+    started = time.monotonic()
+    subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
+    # About 0.5 s; the limit leaves room for a busy machine but not for torch on one.
+    assert time.monotonic() - started < 10
