@@ -8,6 +8,7 @@
     prompts_of         the prompt of every sample of a micro-batch
     group_rewards      scores by group, failed samples left out
     advantages_of      advantages of the samples that take part in training
+    advantage_rule     the same in the form the scheduler asks for
     learning_rate      of an iteration
 """
 
@@ -24,6 +25,7 @@ from digenrl.models.base import FlowModel, Geometry
 from digenrl.prompts import prompts_of_iteration
 from digenrl.rewards.base import PromptRecord, Score, Scored
 from digenrl.rollout import RolloutSpec
+from digenrl.scheduling.scopes import AdvantageFn, Verdict
 from digenrl.scheduling.shape import RunShape
 
 
@@ -161,6 +163,17 @@ def advantages_of(config: RunConfig, rewards_by_group: Sequence[Mapping[SampleId
         return found
     silent = {sample for position in found.zero_variance for sample in rewards_by_group[position]}
     return Advantages({s: a for s, a in found.values.items() if s not in silent}, found.zero_variance)
+
+
+def advantage_rule(config: RunConfig) -> AdvantageFn:
+    """`advantages_of` in the form the scheduler asks for: who takes part, who does not and why."""
+
+    def judge(groups: Sequence[Mapping[SampleId, float]]) -> Verdict:
+        values = advantages_of(config, groups).values
+        silent = {sample: "zero variance" for group in groups for sample in group if sample not in values}
+        return Verdict(values, silent)
+
+    return judge
 
 
 def learning_rate(config: RunConfig, iteration: int) -> float:

@@ -85,7 +85,7 @@ class Session:
         self._prefect_page = prefect_page
         self._prompts = load_prompts(self.config.data.prompts)
         self._held_out = load_prompts(self.config.data.held_out) if self.config.data.held_out else ()
-        self.shape = runspec.run_shape(self.config, len(self._held_out), self.start_iteration)
+        self.shape = runspec.shape(self.config, len(self._held_out), self.start_iteration)
         self._tracker = _open_tracker(self.config, directory.name, saved.state if saved is not None else {})
         mlflow_run_id = self._tracker.run_id if self._tracker is not None else None
         self._observers = Observers(self.config.schedule.observe, self.shape)

@@ -48,7 +48,8 @@ class RunDirectory:
         Args:
             home: where runs live; created if absent.
             preset: name or path the configuration came from; the run becomes `<preset>-<n>`, n the next free number.
-            config: as resolved.
+            config: as resolved. Relative paths in it are written as absolute ones, so that the run can be resumed
+                from any directory.
             name: the run's name instead.
 
         Raises:
@@ -56,7 +57,7 @@ class RunDirectory:
         """
         home.mkdir(parents=True, exist_ok=True)
         run = cls(_claim_named(home, name) if name is not None else _claim_next(home, _stem(preset)))
-        run.write_config(config)
+        run.write_config(_with_absolute_paths(config))
         return run
 
     @classmethod
@@ -159,6 +160,21 @@ def check_name(name: str) -> None:
         raise ConfigError(
             f"the name {name!r} must be made of letters, digits, '.', '_' and '-', and begin with a letter or digit"
         )
+
+
+def _with_absolute_paths(config: RunConfig) -> RunConfig:
+    """The configuration with every path that exists here made absolute; package names and hub ids stay."""
+    data = config.data.model_copy(
+        update={"prompts": _absolute(config.data.prompts), "held_out": _absolute(config.data.held_out)}
+    )
+    model = config.model.model_copy(update={"path": _absolute(config.model.path)})
+    return config.model_copy(update={"data": data, "model": model})
+
+
+def _absolute(path: str | None) -> str | None:
+    if path is None or not Path(path).expanduser().exists():
+        return path
+    return str(Path(path).expanduser().absolute())
 
 
 def _claim_named(home: Path, name: str) -> Path:

@@ -10,6 +10,7 @@ the event loop. They touch different entries by construction of the schedule: no
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -30,6 +31,7 @@ from digenrl.models.embeddings import EmbeddingCache
 from digenrl.models.registry import load_model
 from digenrl.policy import Adapter, NumberedAdapter, Policy, adapter_hash
 from digenrl.rewards.base import PromptRecord
+from digenrl.rewards.mix import RewardMix
 from digenrl.rollout import RolloutState, advance, finish, start_rollout
 from digenrl.scheduling.messages import (
     AccumulatorRef,
@@ -44,10 +46,13 @@ from digenrl.scheduling.messages import (
     Updated,
 )
 from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, UpdateUnit
+from digenrl.scoring import score_micro_batch
 from digenrl.training import Contribution, train_unit
 from digenrl.trajectory import Trajectory, tensor_hash
 from workers.previews import previews
 from workers.receipts import Assignment, Readiness, Receipt, RunSetup
+
+logger = logging.getLogger(__name__)
 
 Tensors = dict[str, torch.Tensor]
 
@@ -82,12 +87,12 @@ class Replica:
         self.setup = setup
         self.incarnation = incarnation
         self.config = setup.config
-        self.shape = runspec.run_shape(setup.config, setup.held_out, setup.start_iteration)
+        self.shape = runspec.shape(setup.config, setup.held_out, setup.start_iteration)
         model = load_model(setup.config.model, setup.config.cluster.device)
         self.policy = Policy(
             model, setup.config.lora, seed=runspec.adapter_seed(setup.config), device=setup.config.cluster.device
         )
-        self.scorer = runspec.scorer(setup.config)
+        self.reward = RewardMix.of({term.name: term.weight for term in setup.config.rewards})
         self._embeddings = EmbeddingCache(model)
         self._adapters: dict[int, Adapter] = {}
         self._optimizers: dict[int, OptimizerState] = {}
@@ -136,7 +141,7 @@ class Replica:
 
     def _score(self, unit: ScoreUnit, prompts: tuple[PromptRecord, ...]) -> Receipt:
         done = self._finished[unit.micro_batch]
-        scores = runspec.score(self.scorer, done.trajectory, done.images, prompts)
+        scores = score_micro_batch(self.reward, done.trajectory, done.images, prompts)
         receipt = _receipt(ScoresDone(scores))
         if unit.micro_batch.phase == "eval":
             return replace(receipt, previews=previews(done.trajectory.samples, done.images))
@@ -147,8 +152,9 @@ class Replica:
         try:
             contribution = self._contribution(unit, run, run.old_theta, prompts)
         except NonFiniteGradient as error:
-            # Nothing was added: the pairs are left out, and the reason is kept.
-            return _receipt(Trained((), {(s, step): str(error) for s in run.advantages for step in unit.steps}))
+            logger.warning("%s: %s; the update will be skipped", unit.label, error)
+            self._accumulator(run.theta + 1).spoil(unit)
+            return _receipt(Trained((unit,)))
         self._accumulator(run.theta + 1).add(unit, contribution.gradient)
         return replace(_receipt(Trained((unit,))), training=contribution.metrics)
 

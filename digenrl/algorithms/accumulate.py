@@ -75,6 +75,20 @@ class Accumulator(Generic[K]):
         self._accumulate(gradient)
         self._keys.add(key)
 
+    def spoil(self, key: K) -> None:
+        """Record that a contribution is not finite: the sum, and every sum it is merged into, is NaN from now on.
+
+        The optimiser step then skips the whole update, wherever the contributions to it were computed.
+
+        Raises:
+            ValueError: the contribution is already held.
+        """
+        if key in self._keys:
+            raise ValueError(f"the contribution {key} is already in the accumulator")
+        for total in self._sums.values():
+            total.fill_(torch.nan)
+        self._keys.add(key)
+
     def merge(self, other: Accumulator[K], expected_keys: Collection[K]) -> None:
         """Add everything `other` holds, which must be exactly `expected_keys`, or nothing.
 

@@ -52,6 +52,8 @@ def draw_pictures(numbers: Sequence[str], seed: int) -> tuple[list[str], torch.T
 
 def batches(size: int, batch: int, steps: int, generator: torch.Generator) -> Iterator[torch.Tensor]:
     """`steps` index batches from reshuffled epochs over `size` items; the incomplete end of an epoch is dropped."""
+    if size < batch:
+        raise ValueError(f"{size} pictures do not fill one batch of {batch}")
     made = 0
     while made < steps:
         for indices in torch.split(torch.randperm(size, generator=generator)[: size - size % batch], batch):

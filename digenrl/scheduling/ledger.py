@@ -10,7 +10,7 @@ never happen: a gradient counted twice, a (sample, step) pair with two fates.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from digenrl.identity import MicroBatchId, SampleId
 from digenrl.scheduling.units import TrainUnit
@@ -31,31 +31,62 @@ class Contribution:
     excluded: dict[Pair, str]
 
 
-@dataclass
+@dataclass(frozen=True, slots=True)
+class Entry:
+    """What one optimiser step took in."""
+
+    trained: int
+    excluded: dict[Pair, str]
+    skipped: bool
+
+
 class Account:
     """Each (sample, trained step) pair of an iteration ends here once: in an update, or excluded with a reason."""
 
-    total: int
-    trained: int = 0
-    skipped_updates: int = 0
-    excluded: dict[Pair, str] = field(default_factory=dict)
+    def __init__(self, total: int) -> None:
+        """`total`: pairs of the iteration."""
+        self._total = total
+        self._left_out: dict[Pair, str] = {}
+        self._entries: dict[int, Entry] = {}
 
     def exclude(self, pairs: Iterable[Pair], reason: str) -> None:
-        """Record pairs that enter no update."""
+        """Record pairs that no train unit will contain."""
         for pair in pairs:
-            assert pair not in self.excluded, f"{pair} is excluded twice: {self.excluded[pair]}; {reason}"
-            self.excluded[pair] = reason
+            assert pair not in self._left_out, f"{pair} is excluded twice: {self._left_out[pair]}; {reason}"
+            self._left_out[pair] = reason
 
-    def enter(self, contribution: Contribution) -> None:
-        """Record that a contribution is in a committed update."""
-        self.trained += len(contribution.pairs)
-        for pair, reason in contribution.excluded.items():
-            self.exclude([pair], reason)
+    def enter(self, theta: int, contributions: Iterable[Contribution], *, skipped: bool) -> None:
+        """Record what is in the committed step that made `theta`. A skipped step trained on nothing."""
+        trained = 0
+        excluded: dict[Pair, str] = {}
+        for contribution in contributions:
+            excluded |= contribution.excluded
+            if skipped:
+                excluded |= dict.fromkeys(contribution.pairs, f"the optimiser step of theta {theta} was skipped")
+            else:
+                trained += len(contribution.pairs)
+        self._entries[theta] = Entry(trained, excluded, skipped)
 
-    def close(self) -> None:
-        """Assert that every pair is accounted for."""
-        found = self.trained + len(self.excluded)
-        assert found == self.total, f"{found} of {self.total} (sample, step) pairs are accounted for"
+    def take_back(self, theta: int) -> None:
+        """Steps after `theta` are undone."""
+        self._entries = {t: entry for t, entry in self._entries.items() if t <= theta}
+
+    def close(self) -> tuple[int, dict[Pair, str], int]:
+        """Assert that every pair is accounted for.
+
+        Returns:
+            Number of trained pairs; excluded pairs with the reason; number of skipped steps.
+        """
+        entries = self._entries.values()
+        trained = sum(entry.trained for entry in entries)
+        excluded = dict(self._left_out)
+        for entry in entries:
+            excluded |= entry.excluded
+        counted = trained + len(self._left_out) + sum(len(entry.excluded) for entry in entries)
+        assert counted == trained + len(excluded) == self._total, (
+            f"{counted} of {self._total} (sample, step) pairs are accounted for, {trained + len(excluded)} distinct"
+        )
+        return trained, excluded, sum(entry.skipped for entry in entries)
 
 
 class Ledger:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
+from dataclasses import dataclass, field
+from typing import Literal
 
 from digenrl.identity import MicroBatchId, SampleId
 from digenrl.scheduling.batches import Batch
@@ -22,6 +24,28 @@ class RunOver(Exception):
     """The run cannot go on. The message is a sentence for the person."""
 
 
+@dataclass
+class Step:
+    """The optimiser step in progress.
+
+    Attributes:
+        phase: contributions are collected and merged; the lead takes the step; the result is being committed.
+        awaited: workers whose accumulator is on its way to the lead.
+        merged: workers whose accumulator is in the lead's.
+        standby: trainer to which the result is being copied (None: to the driver).
+    """
+
+    phase: Literal["collect", "update", "commit"] = "collect"
+    awaited: set[str] = field(default_factory=set)
+    merged: set[str] = field(default_factory=set)
+    standby: str | None = None
+
+    @property
+    def sealed(self) -> set[str]:
+        """Workers that must add nothing to their accumulator."""
+        return self.awaited | self.merged
+
+
 class State:
     """Shared by the stages.
 
@@ -35,6 +59,10 @@ class State:
         batches: open micro-batches.
         version: what rollouts use; the iteration of the same number is in progress.
         stage: of that iteration.
+        theta: the committed adapter; the optimiser step in progress makes theta + 1.
+        step: the optimiser step in progress.
+        lead: the trainer that takes the optimiser steps.
+        trainers: workers that train, in join order.
         awake: workers whose device lane may be able to take a unit; the others were asked and had nothing to do.
     """
 
@@ -47,6 +75,10 @@ class State:
         self.max_losses = max_losses
         self.version = shape.start_iteration
         self.stage: Stage = "generate"
+        self.theta = self.version_theta
+        self.step = Step()
+        self.lead: str | None = None
+        self.trainers: list[Worker] = []
         self.fleet = Fleet(queue_depth)
         self.ledger = Ledger(self.version_theta)
         self.batches: dict[MicroBatchId, Batch] = {}
@@ -106,7 +138,15 @@ class State:
         for worker in self.ledger.release(batch.id):
             self.drop(TrajectoryRef(batch.id), worker)
 
-    # --- waking ---
+    # --- roles and waking ---
+
+    def assign_roles(self) -> None:
+        """Ask the layout again, because the fleet has changed."""
+        workers = self.fleet.workers
+        for name, roles in self.layout.roles(workers.values()).items():
+            workers[name].roles = roles
+        self.trainers = [worker for worker in workers.values() if "train" in worker.roles]
+        self.wake_all()
 
     def wake(self, worker: str) -> None:
         """There may be something to do for the device of this worker."""
@@ -149,5 +189,3 @@ class State:
                     f"{unit.label} was running on {self._losses[unit]} workers when they were lost, "
                     f"the last of them {worker.name}"
                 )
-
-

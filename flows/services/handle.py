@@ -20,7 +20,7 @@ from types import TracebackType
 from flows.services.ports import claim
 from flows.services.server import kill_leftovers
 from flows.services.specs import SPECS, client_env
-from flows.services.state import ServerState, ServiceError, ServicesDirectory, State, log_tail
+from flows.services.state import ServiceError, ServicesDirectory, State, log_tail
 from storage.home import home as default_home
 from storage.processes import identify
 
@@ -56,21 +56,22 @@ class ServicesHandle:
         deadline = time.monotonic() + timeout_s
         while pending := self.pending():
             if time.monotonic() > deadline:
-                name, server = next(iter(pending.items()))
+                name = pending[0]
+                log = ServicesDirectory(self.home).log(name)
                 raise ServiceError(
                     f"{self.owner} waited {timeout_s:.0f} s for {name} to answer at "
-                    f"{server.url}{SPECS[name].health_path}; end of {server.log}:\n{log_tail(Path(server.log))}"
+                    f"{self.urls[name]}{SPECS[name].health_path}; end of {log}:\n{log_tail(log)}"
                 )
             time.sleep(POLL_S)
         return self
 
-    def pending(self) -> dict[str, ServerState]:
-        """The servers that do not answer yet. Raises ServiceError if one failed or the supervisor is gone."""
+    def pending(self) -> list[str]:
+        """The services that do not answer yet. Raises ServiceError if one failed or the supervisor is gone."""
         states = _supervised(ServicesDirectory(self.home), self.owner).servers
         for name in self.urls:
             if name in states and states[name].status == "failed":
                 raise ServiceError(states[name].error)
-        return {name: states[name] for name in self.urls if name in states and states[name].status == "starting"}
+        return [name for name in self.urls if name not in states or states[name].status == "starting"]
 
     def __enter__(self) -> ServicesHandle:
         return self
@@ -117,9 +118,10 @@ def ensure(
             kill_leftovers(directory)
             state = State()
         _check_ports(wishes, state)
-        lease = directory.write_lease(owner, wishes)
+        # The supervisor decides under this lock, and so finds the lease whichever of the two comes first.
         if state.supervisor is None:
-            directory.write_state(State(identify(_spawn_supervisor(home))))
+            directory.write_state(State(identify(_spawn_supervisor(home, owner))))
+        lease = directory.write_lease(owner, wishes)
     try:
         handle = ServicesHandle(home, owner, _await_ports(directory, services, owner), lease)
         return handle.wait(timeout_s) if wait else handle
@@ -160,16 +162,19 @@ def _check_ports(wishes: Mapping[str, int | None], state: State) -> None:
             free.release()
 
 
-def _spawn_supervisor(home: Path) -> int:
+def _spawn_supervisor(home: Path, owner: str) -> int:
     started = subprocess.run(
         [sys.executable, "-m", "flows.services.supervisor", str(home)],
         env={**os.environ, "PYTHONSAFEPATH": "1"},
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
+        capture_output=True,
+        text=True,
         start_new_session=True,
-        timeout=30,
-        check=True,
+        timeout=60,
+        check=False,
     )
+    if started.returncode:
+        raise ServiceError(f"{owner} could not start the supervisor of the servers:\n{started.stderr}")
     return int(started.stdout)
 
 
@@ -185,7 +190,7 @@ def _await_ports(directory: ServicesDirectory, services: tuple[str, ...], owner:
         if time.monotonic() > deadline:
             raise ServiceError(
                 f"{owner} waited {PORTS_TIMEOUT_S:.0f} s for the supervisor of {directory.root} to choose ports; "
-                f"its log ends:\n{log_tail(directory.logs / 'supervisor.log')}"
+                f"its log ends:\n{log_tail(directory.log('supervisor'))}"
             )
         time.sleep(0.05)
 
@@ -195,6 +200,6 @@ def _supervised(directory: ServicesDirectory, owner: str) -> State:
     if not state.is_supervised:
         raise ServiceError(
             f"{owner} uses the servers of {directory.root}, but their supervisor is gone; its log ends:\n"
-            f"{log_tail(directory.logs / 'supervisor.log')}"
+            f"{log_tail(directory.log('supervisor'))}"
         )
     return state

@@ -45,7 +45,7 @@ class Server:
         self.spec = spec
         self._directory = directory
         self._claim = port
-        self._log = directory.logs / f"{spec.name}.log"
+        self._log = directory.log(spec.name)
         self._url = f"http://{HOST}:{port.port}"
         self._restarts = 0
         self._start()
@@ -64,7 +64,7 @@ class Server:
                 start_new_session=True,
             )
         self._started_at = time.monotonic()
-        self.state = ServerState("starting", self._claim.port, self._url, str(self._log), self._identities())
+        self.state = ServerState("starting", self._claim.port, self._url, self._identities())
 
     def check(self) -> None:
         """Bring ``state`` up to date."""

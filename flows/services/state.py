@@ -1,6 +1,6 @@
 """The files under ``<home>/.services`` and the one lock that orders every change to them.
 
-    services.json   the supervisor and, per server, status, port, URL, log and processes (with start times)
+    services.json   the supervisor and, per server, status, port, URL and processes (with start times)
     leases/         one file per process that needs servers: who, which, under which ports
     logs/           one log per server, the previous one beside it, and the supervisor's
     prefect/        PREFECT_HOME: database, profiles, UI files
@@ -49,7 +49,6 @@ class ServerState:
     status: Status
     port: int
     url: str
-    log: str
     processes: tuple[ProcessId, ...] = ()
     error: str = ""
 
@@ -81,6 +80,10 @@ class ServicesDirectory:
         self.root.mkdir(mode=0o700, parents=True, exist_ok=True)
         for directory in (self.leases, self.logs, self.root / "prefect", self.root / "mlflow"):
             directory.mkdir(exist_ok=True)
+
+    def log(self, name: str) -> Path:
+        """Log of a server, or of the supervisor; the one before lies beside it as ``NAME.log.1``."""
+        return self.logs / f"{name}.log"
 
     @contextlib.contextmanager
     def locked(self, waiter: str) -> Iterator[None]:

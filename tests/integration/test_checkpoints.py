@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import logging
 import os
@@ -65,10 +66,11 @@ def _counted(name: str) -> Callable[..., Any]:
                 args = (args[0], args[1][: len(args[1]) // 2])
                 getattr(DirFileSystem, name)(self, *args, **options)
             raise DiskFault(f"call {FaultyFileSystem.calls}: {name}")
-        result = getattr(DirFileSystem, name)(self, *args, **options)
-        if failing:
-            raise DiskFault(f"after call {FaultyFileSystem.calls}: {name}")
-        return result
+        try:
+            return getattr(DirFileSystem, name)(self, *args, **options)
+        finally:
+            if failing:
+                raise DiskFault(f"after call {FaultyFileSystem.calls}: {name}")
 
     return call
 
@@ -100,6 +102,24 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, faulty: str) -> Iterato
     fsspec.filesystem("memory").pseudo_dirs[:] = [""]
 
 
+def latest_iteration(root: str | Path) -> int | None:
+    found = latest(root)
+    return None if found is None else found.iteration
+
+
+class FailingCall:
+    """Stands for a system call and fails the k-th time."""
+
+    def __init__(self, real: Callable[..., Any], k: int) -> None:
+        self.real, self.left = real, k
+
+    def __call__(self, *args: Any, **options: Any) -> Any:
+        self.left -= 1
+        if self.left == 0:
+            raise DiskFault(str(self.real))
+        return self.real(*args, **options)
+
+
 def files_of(root: str, folder: str) -> Path:
     base = FaultyFileSystem.root + "/run/checkpoints" if root.startswith("faulty") else root
     return Path(base) / folder
@@ -111,10 +131,9 @@ def test_what_is_saved_comes_back(root: str) -> None:
     saved["half"] = {"x": torch.randn(3, 4).bfloat16(), "empty": torch.zeros(0, 2), "view": torch.randn(4, 4).T[1:]}
     saved["nothing"] = {}
     info = save(root, 10, saved, STATE)
-    found = latest(root)
-    assert found == info
-    assert found is not None
-    back = load(found)
+    assert latest(root) == info
+    assert info.url.endswith(f"/checkpoints/{info.folder}")
+    back = load(info)
     assert back.state == STATE
     assert back.tensors.keys() == saved.keys()
     for group, named in saved.items():
@@ -134,10 +153,7 @@ def test_tensors_that_share_memory_are_saved(root: str) -> None:
 def test_the_newest_iteration_is_the_latest(root: str) -> None:
     for iteration in (9, 10, 100, 20):
         save(root, iteration, tensors(iteration), STATE)
-    found = latest(root)
-    assert found is not None
-    assert found.iteration == 100
-    assert found.url.endswith(found.folder)
+    assert latest_iteration(root) == 100
 
 
 def test_saving_the_same_again_changes_nothing(root: str) -> None:
@@ -162,9 +178,7 @@ def test_prune_keeps_the_newest(root: str) -> None:
         save(root, iteration, tensors(iteration), STATE)
     removed = prune(root, keep=2)
     assert [folder[:11] for folder in removed] == ["step-000001", "step-000002", "step-000003"]
-    found = latest(root)
-    assert found is not None
-    assert found.iteration == 5
+    assert latest_iteration(root) == 5
     assert prune(root, keep=2) == []
     with pytest.raises(ValueError, match="at least one"):
         prune(root, keep=0)
@@ -193,7 +207,7 @@ def test_a_save_that_fails_at_any_call_leaves_the_previous_one(faulty: str, afte
         )
     assert previous.folder in {path.name for path in files_of(faulty, "").iterdir()}
     save(faulty, 20, tensors(2), STATE)
-    assert (latest(faulty) or previous).iteration == 20
+    assert latest_iteration(faulty) == 20
 
 
 def test_what_failed_saves_left_is_collected(faulty: str) -> None:
@@ -211,20 +225,17 @@ def test_a_prune_that_fails_at_any_call_keeps_the_latest(faulty: str) -> None:
     FaultyFileSystem.arm(None)
     for iteration in (1, 2, 3):
         save(faulty, iteration, tensors(iteration), STATE)
-    k = 0
-    while True:
-        k += 1
+    for k in itertools.count(1):
         FaultyFileSystem.arm(k)
         try:
             prune(faulty, keep=1)
+            break
         except DiskFault:
             FaultyFileSystem.arm(None)
-            assert (found := latest(faulty)) is not None and found.iteration == 3
-            load(found)
-            continue
-        break
+            assert latest_iteration(faulty) == 3
     FaultyFileSystem.arm(None)
     assert k > 3
+    assert latest_iteration(faulty) == 3
     assert [path.name[:11] for path in files_of(faulty, "").iterdir()] == ["step-000003"]
 
 
@@ -244,35 +255,21 @@ def test_a_local_save_that_fails_anywhere_leaves_the_previous_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, syscall: str
 ) -> None:
     save(tmp_path, 10, tensors(1), STATE)
-    real, k = getattr(os, syscall), 0
-    while True:
-        k += 1
-        calls = 0
-
-        def failing(*args: Any, **options: Any) -> Any:
-            nonlocal calls
-            calls += 1
-            if calls == k:
-                raise DiskFault(f"{syscall} {k}")
-            return real(*args, **options)
-
+    for k in itertools.count(1):
         with monkeypatch.context() as patched:
-            patched.setattr(os, syscall, failing)
+            patched.setattr(os, syscall, FailingCall(getattr(os, syscall), k))
             try:
                 save(tmp_path, 20, tensors(2), STATE)
+                break
             except DiskFault:
                 committed = any(tmp_path.glob("step-000020-*/manifest.json"))
-            else:
-                break
-        found = latest(tmp_path)
-        assert found is not None
         # Once the manifest's rename took effect the checkpoint is whole, even if the last fsync says otherwise.
-        assert found.iteration == (20 if committed else 10)
-        load(found)
+        assert latest_iteration(tmp_path) == (20 if committed else 10)
         for path in tmp_path.glob("step-000020-*"):
-            assert not list(path.glob("*.tmp"))
+            assert not list(path.glob(".*"))
             checkpoints.open_store(tmp_path).remove_folder(path.name)
     assert k > 1
+    assert latest_iteration(tmp_path) == 20
 
 
 def test_a_process_killed_before_the_commit_leaves_the_previous_one(tmp_path: Path) -> None:
@@ -292,7 +289,7 @@ checkpoints.save({str(tmp_path)!r}, 20, {{"adapter": {{"x": torch.zeros(1000)}}}
     assert killed.returncode == -signal.SIGKILL
     (left,) = tmp_path.glob("step-000020-*")
     assert {path.name for path in left.iterdir()} > {"adapter.safetensors", "state.json"}
-    assert (found := latest(tmp_path)) is not None and found.iteration == 10
+    assert latest_iteration(tmp_path) == 10
     assert prune(tmp_path, keep=3) == [left.name]
     assert not left.exists()
 
@@ -316,9 +313,7 @@ def test_a_damaged_file_is_refused_and_the_previous_checkpoint_used(
     newer = save(tmp_path, 20, tensors(2), STATE)
     damage(tmp_path / newer.folder / name)
     with caplog.at_level(logging.WARNING):
-        found = latest(tmp_path)
-    assert found is not None
-    assert found.iteration == 10
+        assert latest_iteration(tmp_path) == 10
     if name == "manifest.json" and damage is Path.unlink:
         assert not caplog.messages
         return
@@ -347,7 +342,7 @@ def test_prune_does_not_count_a_truncated_checkpoint(tmp_path: Path) -> None:
     newer = save(tmp_path, 20, tensors(2), STATE)
     _truncate(tmp_path / newer.folder / "adapter.safetensors")
     assert prune(tmp_path, keep=1) == [newer.folder]
-    assert (found := latest(tmp_path)) is not None and found.iteration == 10
+    assert latest_iteration(tmp_path) == 10
 
 
 def test_prune_removes_nothing_where_nothing_is_whole(tmp_path: Path) -> None:

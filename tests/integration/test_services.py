@@ -196,9 +196,10 @@ def test_a_server_that_cannot_start_is_an_error_with_its_log(tmp_path: Path) -> 
 def test_stale_files_are_cleaned_and_pids_of_strangers_spared(tmp_path: Path) -> None:
     directory = ServicesDirectory(tmp_path)
     directory.create()
-    with subprocess.Popen([sys.executable, "-c", "import signal; signal.pause()"]) as stranger:
+    command = [sys.executable, "-c", "import signal; signal.pause()"]
+    with subprocess.Popen(command) as stranger, subprocess.Popen(command) as leftover:
         reused = ProcessId(stranger.pid, identify(stranger.pid).start_time - 100)
-        state = ServerState("healthy", 1, "http://127.0.0.1:1", "log", (reused,))
+        state = ServerState("healthy", 1, "http://127.0.0.1:1", (reused, identify(leftover.pid)))
         directory.write_state(State(reused, {"mlflow": state}))
         lease = directory.write_lease("dead", {"mlflow": None})
         data = json.loads(lease.read_text())
@@ -207,9 +208,10 @@ def test_stale_files_are_cleaned_and_pids_of_strangers_spared(tmp_path: Path) ->
 
         handle = ensure(("mlflow",), owner="train 1", home=tmp_path, wait=False)
         try:
-            assert not lease.exists() or until(lambda: not lease.exists(), 5, "the dead lease to go")
+            assert not lease.exists()
             assert handle.urls["mlflow"] != state.url
             assert is_alive(identify(stranger.pid))
+            assert leftover.wait(0) == -signal.SIGTERM
         finally:
             release(handle)
             stranger.kill()

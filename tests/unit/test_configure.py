@@ -5,8 +5,10 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from importlib.resources import files
 from pathlib import Path
 
+import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -387,7 +389,15 @@ def test_schema_describes_every_key() -> None:
     text = json.dumps(schema())
     assert "extends" in schema()["properties"]
     assert all(f'"{key.rpartition(".")[2]}"' in text for key in leaf_paths())
-    assert schema() == schema()
+
+
+def test_schema_accepts_the_presets_and_refuses_what_load_config_refuses() -> None:
+    validator = jsonschema.Draft202012Validator(schema())
+    folder = Path(str(files("digenrl.data") / "presets"))
+    for name in preset_names():
+        validator.validate(config_yaml.read((folder / f"{name}.yaml").read_bytes(), name).value)
+    for wrong in ({"seed": 1}, {"extends": "tiny-ocr", "sed": 1}, {"extends": "tiny-ocr", "model": {"height": "x"}}):
+        assert not validator.is_valid(wrong)
 
 
 def test_a_clip_that_cannot_act_is_a_warning() -> None:

@@ -108,5 +108,7 @@ def test_velocity_needs_an_adapter() -> None:
 
 
 def test_a_target_that_matches_nothing_is_named() -> None:
-    with pytest.raises(ConfigError, match=r"lora.targets: 'attn.to_qq' matches no linear layer.*did you mean attn.to_q"):
+    with pytest.raises(
+        ConfigError, match=r"lora.targets: 'attn.to_qq' matches no linear layer.*did you mean attn.to_q"
+    ):
         tiny_policy(lora=LoraConfig(targets=("attn.to_v", "attn.to_qq")))

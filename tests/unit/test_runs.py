@@ -90,6 +90,15 @@ def test_open_gives_the_run_back(tmp_path: Path) -> None:
     assert again.read_config() == CONFIG
 
 
+def test_a_run_can_be_resumed_from_another_directory(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "mine.jsonl").write_text("")
+    monkeypatch.chdir(tmp_path)
+    config = load_config("tiny-smoke", ["data.prompts=mine.jsonl", "model.path=owner/model"])
+    read = RunDirectory.create(tmp_path / "runs", "tiny-smoke", config).read_config()
+    assert read.data.prompts == str(tmp_path / "mine.jsonl")
+    assert (read.data.held_out, read.model.path) == ("package:numbers-held-out", "owner/model")
+
+
 def test_open_of_an_unknown_run_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="there are no runs yet"):
         RunDirectory.open(tmp_path, "tiny")

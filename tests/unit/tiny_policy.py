@@ -29,7 +29,8 @@ def random_pipeline(seed: int = 0, dtype: torch.dtype = torch.float32) -> Stable
     pipeline.vae.register_to_config(shift_factor=0.1, scaling_factor=1.3)
     pipeline.transformer.proj_out.weight.data.mul_(3.0)
     pipeline.set_progress_bar_config(disable=True)
-    return pipeline.to(dtype)
+    pipeline.transformer.to(dtype)
+    return pipeline
 
 
 def tiny_policy(dtype: torch.dtype = torch.float32, lora: LoraConfig = LORA) -> Policy:

@@ -87,6 +87,17 @@ def test_a_gradient_of_other_weights_is_refused(gradient: dict[str, torch.Tensor
     assert _equal(accumulator.gradient(), before)
 
 
+def test_a_spoiled_contribution_makes_every_sum_it_reaches_nan() -> None:
+    lead, source = Accumulator(WEIGHTS), Accumulator(WEIGHTS)
+    lead.add("unit 1", {name: torch.ones_like(w) for name, w in WEIGHTS.items()})
+    source.spoil("unit 2")
+    with pytest.raises(ValueError, match="already in the accumulator"):
+        source.spoil("unit 2")
+    lead.merge(source, {"unit 2"})
+    assert lead.keys == {"unit 1", "unit 2"}
+    assert all(bool(gradient.isnan().all()) for gradient in lead.gradient().values())
+
+
 def test_merge_adds_everything_and_leaves_the_source_as_it_is() -> None:
     lead, source = _filled(0, 1), _filled(2, 3)
     kept = source.gradient()

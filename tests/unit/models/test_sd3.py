@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import T5Config, T5EncoderModel
-
-sys.path.insert(0, str(Path(__file__).parents[1]))
 from tiny_policy import GEOMETRY, LORA, moved, random_pipeline, rollout_spec, tiny_policy
+from transformers import T5Config, T5EncoderModel
 
 from digenrl.config import ModelConfig
 from digenrl.config_errors import ConfigError
@@ -70,7 +67,7 @@ def test_saved_adapter_gives_the_same_picture_in_the_stock_pipeline(tmp_path: Pa
     policy.model.save_lora(adapter.weights, LORA.rank, LORA.alpha, tmp_path / "adapter")
 
     stock = random_pipeline()
-    arguments = dict(height=12, width=24, num_inference_steps=6, guidance_scale=1.0, max_sequence_length=0)
+    arguments = {"height": 12, "width": 24, "num_inference_steps": 6, "guidance_scale": 1.0, "max_sequence_length": 0}
     without = stock(PROMPTS, latents=start.clone(), output_type="latent", **arguments).images
     stock.load_lora_weights(tmp_path / "adapter")
     after = stock(PROMPTS, latents=start.clone(), output_type="latent", **arguments).images
@@ -190,7 +187,9 @@ def test_missing_checkpoints_are_sentences(tmp_path: Path, monkeypatch: pytest.M
         load_model(ModelConfig(path=str(tmp_path / "sd35")))
     with pytest.raises(CheckpointError, match=r"model.path='package:tiny-sd4' does not ship with DigenRL"):
         load_model(ModelConfig(path="package:tiny-sd4"))
-    with pytest.raises(CheckpointError, match=r"'nobody/nothing' could not be loaded.*on the hub or in its local cache"):
+    with pytest.raises(
+        CheckpointError, match=r"'nobody/nothing' could not be loaded.*on the hub or in its local cache"
+    ):
         load_model(ModelConfig(path="nobody/nothing"))
     with pytest.raises(ConfigError, match=r"model.family='sd33' is not a known model family; did you mean sd3\?"):
         load_model(ModelConfig.model_construct(family="sd33"))

@@ -1,0 +1,81 @@
+"""Weighted sums of rewards."""
+
+import math
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+
+from digenrl.data.numbers import CLEAN, render
+from digenrl.rewards.base import Failed, PromptRecord, Score, Scored
+from digenrl.rewards.jpeg import JpegCompressibility, JpegIncompressibility
+from digenrl.rewards.mix import RewardMix
+
+PROMPTS = [PromptRecord(f"n{n}", n, {"target": n}) for n in ("042", "137")]
+IMAGES = render(["042", "197"], [CLEAN, CLEAN])[:, None]
+
+
+class Given:
+    """A reward that returns what it was told to."""
+
+    def __init__(self, name: str, scores: list[Score]) -> None:
+        self.name = name
+        self.scores = scores
+
+    def validate(self, prompts: Sequence[PromptRecord]) -> None:
+        """Any prompt will do."""
+
+    def __call__(self, images: np.ndarray, prompts: Sequence[PromptRecord]) -> list[Score]:
+        return self.scores
+
+
+def test_scores_are_the_weighted_sum_and_parts_are_kept_unweighted() -> None:
+    mixed = RewardMix.of({"ocr": 2.0, "jpeg_compressibility": 0.5})(IMAGES, PROMPTS)
+    sizes = JpegCompressibility()(IMAGES, PROMPTS)
+    assert mixed.parts["ocr"] == (Scored(1.0), Scored(pytest.approx(2 / 3)))
+    assert mixed.parts["jpeg_compressibility"] == tuple(sizes)
+    expected = [2.0 * closeness + 0.5 * size.value for closeness, size in zip((1.0, 2 / 3), sizes, strict=True)]
+    assert [s.value for s in mixed.scores] == pytest.approx(expected)
+
+
+def test_a_failed_part_fails_its_sample_alone_and_is_named() -> None:
+    part = Given("server", [Failed("HTTP 500"), Scored(0.25)])
+    mixed = RewardMix([(JpegIncompressibility(), 0.0), (part, 1.0)])(IMAGES, PROMPTS)
+    assert mixed.scores == (Failed("server: HTTP 500"), Scored(0.25))
+    assert isinstance(mixed.parts["jpeg_incompressibility"][0], Scored)
+
+
+def test_every_failed_part_gives_its_reason() -> None:
+    parts = [(Given(name, [Failed(f"no {name}")] * 2), 1.0) for name in ("a", "b")]
+    assert RewardMix(parts)(IMAGES, PROMPTS).scores[0] == Failed("a: no a; b: no b")
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_part_that_is_not_finite_fails_even_with_weight_zero(value: float) -> None:
+    mixed = RewardMix([(Given("broken", [Scored(value), Scored(1.0)]), 0.0)])(IMAGES, PROMPTS)
+    assert isinstance(mixed.scores[0], Failed) and "broken" in mixed.scores[0].reason
+    assert isinstance(mixed.parts["broken"][0], Failed)
+    assert mixed.scores[1] == Scored(0.0)
+
+
+def test_a_sum_that_overflows_fails() -> None:
+    mixed = RewardMix([(Given("huge", [Scored(1e308)] * 2), 1e10)])(IMAGES, PROMPTS)
+    assert isinstance(mixed.scores[0], Failed) and "huge" in mixed.scores[0].reason
+
+
+def test_a_reward_that_loses_samples_is_an_error() -> None:
+    with pytest.raises(ValueError, match="short returned 1 scores for 2 samples"):
+        RewardMix([(Given("short", [Scored(1.0)]), 1.0)])(IMAGES, PROMPTS)
+
+
+def test_validation_asks_every_reward() -> None:
+    mix = RewardMix.of({"jpeg_compressibility": 1.0, "ocr": 1.0})
+    mix.validate(PROMPTS)
+    with pytest.raises(ValueError, match="no target here"):
+        mix.validate([*PROMPTS, PromptRecord("no target here", "042")])
+
+
+def test_a_mix_needs_rewards_and_each_once() -> None:
+    for terms in ([], [(JpegCompressibility(), 1.0)] * 2):
+        with pytest.raises(ValueError, match="each name once"):
+            RewardMix(terms)
