@@ -21,6 +21,9 @@ from storage.outbox import Outbox
 from storage.processes import is_running
 from storage.tracker import Tracker, TrackerError
 
+# MLflow's own models use what SQLAlchemy 2.1 deprecates; it shows where the database is opened in this process.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
+
 
 @pytest.fixture(scope="module")
 def sqlite_uri(tmp_path_factory: pytest.TempPathFactory) -> str:
