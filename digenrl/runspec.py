@@ -10,6 +10,8 @@
     advantages_of      advantages of the samples that take part in training
     advantage_rule     the same in the form the scheduler asks for
     learning_rate      of an iteration
+
+Nothing here depends on where or when work runs: equal configurations give equal answers in every process.
 """
 
 from __future__ import annotations

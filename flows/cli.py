@@ -64,16 +64,20 @@ def resume(run_name: RunName, prefect_api: PrefectApi = None, debug: Debug = Fal
 @app.command()
 def sample(
     run_name: RunName,
-    prompt: Annotated[list[str], typer.Option(help="Text to draw; may be repeated.")],
+    prompt: Annotated[
+        list[str] | None,
+        typer.Option(help="Text to draw; may be repeated. The tiny presets draw three-digit numbers: --prompt 042."),
+    ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the noise.", min=0)] = 0,
     out: Annotated[str | None, typer.Option(help="PNG to write; default <run>/samples/….png.")] = None,
     base: Annotated[bool, typer.Option("--base", help="Draw with the base model, without the trained LoRA.")] = False,
+    scale: Annotated[int, typer.Option(help="Enlarge the picture this many times, without smoothing.", min=1)] = 1,
     debug: Debug = False,
 ) -> None:
     """Draw pictures with a run's trained weights."""
     from flows.commands.sample import run
 
-    guarded(lambda: run(run_name, prompt, seed=seed, out=out, base=base), debug)
+    guarded(lambda: run(run_name, prompt or [], seed=seed, out=out, base=base, scale=scale), debug)
 
 
 @app.command()
@@ -104,6 +108,19 @@ def serve(
     from storage.home import home
 
     guarded(lambda: keep_serving(home(), {"prefect": prefect_port, "mlflow": mlflow_port}), debug)
+
+
+@app.command()
+def stop(
+    force: Annotated[
+        bool, typer.Option("--force", help="End the runs that use the servers too; a training saves a checkpoint.")
+    ] = False,
+    debug: Debug = False,
+) -> None:
+    """End Prefect and MLflow servers that nothing needs any more. Normally they end by themselves."""
+    from flows.commands.stop import run
+
+    guarded(lambda: run(force=force), debug)
 
 
 @app.command()

@@ -24,7 +24,7 @@ POISON_FAILURES = 3
 @dataclass(frozen=True)
 class _Record:
     kind: str
-    send: Callable[[], None]
+    send: Callable[[], object]
     size_bytes: int
 
 
@@ -76,7 +76,7 @@ class Outbox:
         """Records lost so far: refused by the service, or put into a full queue."""
         return self._overflowed + self._refused.total()
 
-    def put(self, kind: str, send: Callable[[], None], size_bytes: int = 0) -> None:
+    def put(self, kind: str, send: Callable[[], object], size_bytes: int = 0) -> None:
         """Queue a record. ``send`` runs in the background, possibly several times, and must bear a repetition."""
         with self._changed:
             if self._closing:

@@ -156,16 +156,14 @@ class Tracker:
         self._put("a text", lambda: self._client.log_text(run_id, text, path), len(text))
 
     def finish(self, status: Literal["FINISHED", "FAILED", "KILLED"] = "FINISHED", timeout_s: float = 30.0) -> int:
-        """Deliver what is queued, set the run's status, stop the thread; at most ``timeout_s``.
+        """Deliver what is queued, set the run's status, stop the thread; at most ``timeout_s``. The last call.
 
         Returns how many records were lost since `start` or `resume`; a line of the log says why.
         """
         run_id = self.run_id
-        if self._outbox is None:
-            return 0
         self._put("the run's status", lambda: self._client.set_terminated(run_id, status))
-        outbox, self._outbox = self._outbox, None
-        return outbox.close(timeout_s)
+        assert self._outbox is not None
+        return self._outbox.close(timeout_s)
 
     # Synchronous part.
 
@@ -213,7 +211,7 @@ class Tracker:
 
     def _put(self, kind: str, send: Callable[[], object], size_bytes: int = 0) -> None:
         if self._outbox is None:
-            raise RuntimeError(f"the tracker cannot take {kind}: its run is finished or was never started")
+            raise RuntimeError(f"the tracker cannot take {kind}: call start or resume first")
         self._outbox.put(kind, send, size_bytes)
 
     def _answers(self) -> bool:
@@ -262,7 +260,7 @@ def _is_refusal(error: Exception) -> bool:
     from requests import HTTPError
 
     if isinstance(error, MlflowException):
-        status = error.get_http_status_code()
+        status = int(error.get_http_status_code())  # type: ignore[no-untyped-call]
     elif isinstance(error, HTTPError) and error.response is not None:
         status = error.response.status_code
     else:

@@ -1,13 +1,15 @@
 """What the engine asks of a worker. Every function is sent by reference and must stay importable on workers.
 
     prepare, execute                            Dask tasks, in a slot of the worker
-    initialise, install, pull, merge, export    coroutines on the worker's event loop, beside its slots
+    control(...)                                on the worker's event loop, beside its slots, one of:
+    initialise, install, pull, merge, export
 
 Data moves peer to peer: the engine names a source, the target fetches from it and checks a hash.
 """
 
 from __future__ import annotations
 
+from collections.abc import Awaitable, Callable
 from typing import Any
 
 import torch
@@ -16,11 +18,11 @@ from distributed.comm import CommClosedError
 from distributed.protocol import to_serialize
 from distributed.utils import offload
 
-from digenrl.scheduling.messages import AccumulatorRef, Ref
+from digenrl.scheduling.messages import AccumulatorRef
 from digenrl.scheduling.units import TrainUnit
 from workers import replica as replicas
 from workers.presence import incarnation_of
-from workers.receipts import Assignment, Readiness, Receipt, RunSetup
+from workers.receipts import Assignment, Drops, Readiness, Receipt, RunSetup
 
 Tensors = dict[str, torch.Tensor]
 
@@ -43,12 +45,22 @@ def execute(assignment: Assignment, *after: Receipt) -> Receipt:
     return replicas.current(assignment.epoch).run(assignment)
 
 
-async def initialise(epoch: str) -> str:
+async def control(
+    epoch: str, drops: Drops, call: Callable[..., Awaitable[Any]], *arguments: Any, dask_worker: Worker
+) -> Any:
+    """Forget what is to be forgotten, then do `call(epoch, *arguments)` on this worker's event loop."""
+    replicas.current(epoch).drop(drops)
+    return await call(epoch, *arguments, dask_worker)
+
+
+async def initialise(epoch: str, dask_worker: Worker) -> str:
     """Make theta 0 with a fresh optimiser from the run's seed; returns its content hash."""
     return await offload(replicas.current(epoch).initialise)
 
 
-async def install(epoch: str, ref: replicas.HeldRef, meta: Any, tensors: Tensors, expected_hash: str) -> None:
+async def install(
+    epoch: str, ref: replicas.HeldRef, meta: Any, tensors: Tensors, expected_hash: str, dask_worker: Worker
+) -> None:
     """Store what the driver sends along; refused if its hash differs from `expected_hash` (empty: unchecked)."""
     await offload(replicas.current(epoch).store, ref, meta, tensors, expected_hash)
 
@@ -87,15 +99,10 @@ async def _fetch(epoch: str, ref: replicas.HeldRef, source: str, dask_worker: Wo
     return reply["meta"], reply["tensors"]
 
 
-async def export(epoch: str, ref: replicas.HeldRef) -> tuple[Any, Tensors]:
+async def export(epoch: str, ref: replicas.HeldRef, dask_worker: Worker) -> tuple[Any, Tensors]:
     """Hand `ref` to the driver."""
     meta, tensors = await offload(replicas.current(epoch).load, ref)
     return meta, tensors
-
-
-async def drop(epoch: str, refs: tuple[Ref, ...]) -> None:
-    """Forget `refs`."""
-    replicas.current(epoch).drop(refs)
 
 
 def retire(epoch: str) -> None:

@@ -27,7 +27,7 @@ from workers.fleet import Fleet
 from workers.listener import Dispatched, Evaluation, Listener, TrainerState
 from workers.meter import Meter
 from workers.presence import slots
-from workers.receipts import Assignment, Receipt, RunSetup
+from workers.receipts import Assignment, Drops, Receipt, RunSetup
 from workers.replica import TrainerStateRef, join_state, split_state
 
 #: Without an event for this long while nothing is outstanding, the run has stalled.
@@ -96,7 +96,8 @@ class Engine:
         self._background: set[asyncio.Task[None]] = set()
         self._states: dict[int, TrainerState] = {start.theta: start} if start is not None else {}
         self._hashes: dict[int, str] = {start.theta: start.adapter_hash} if start is not None else {}
-        self._drops: dict[str, list[m.Ref]] = {}
+        self._drops: dict[str, list[tuple[int, m.Ref]]] = {}
+        self._dropped = 0
         self._submissions = 0
         self._meter = Meter(time.monotonic())
         self._finished = False
@@ -121,6 +122,8 @@ class Engine:
                     return False
                 if isinstance(event, BaseException):
                     raise event
+                if isinstance(event, m.WorkerLost):
+                    self._withdraw_all(event.worker)
                 for command in self._scheduler.handle(event, time.monotonic()):
                     self._perform(command)
             await asyncio.gather(*self._background)
@@ -193,7 +196,8 @@ class Engine:
                 else:
                     self._spawn(self._publish(command))
             case m.Drop():
-                self._drops.setdefault(command.worker, []).append(command.ref)
+                self._dropped += 1
+                self._drops.setdefault(command.worker, []).append((self._dropped, command.ref))
             case m.CloseIteration():
                 names = {w: self._fleet.name(w) for w in self._meter.workers}
                 self._listener.iteration_closed(self._meter.close(command, names, time.monotonic()))
@@ -211,9 +215,10 @@ class Engine:
             self._outstanding[(u, run.worker)].future for u in run.depends_on if (u, run.worker) in self._outstanding
         ]
         self._submissions += 1
+        assignment = self._assignment(run)
         future = self._client.submit(
             calls.execute,
-            self._assignment(run),
+            assignment,
             *after,
             # The counter keeps a second attempt at a unit apart from a first one that Dask has not forgotten yet.
             key=f"{unit.label} #{self._submissions}",
@@ -226,7 +231,7 @@ class Engine:
         outcome: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
         # Retrieved here so that a unit nobody observes does not warn about its exception.
         outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
-        waiter = asyncio.create_task(self._wait(run, future, outcome))
+        waiter = asyncio.create_task(self._wait(run, assignment.drops, future, outcome))
         self._outstanding[(unit, run.worker)] = Outstanding(future, outcome, waiter)
         self._listener.dispatched(Dispatched(run, self._fleet.name(run.worker), role_of(unit), outcome))
 
@@ -239,25 +244,34 @@ class Engine:
             rate = learning_rate(config.optimizer, config.iterations, iteration)
         else:
             prompts = self._prompts_of(unit.micro_batch)
-        drops = tuple(self._drops.pop(run.worker, ()))
-        return Assignment(self._setup.epoch, run, prompts, rate, drops)
+        return Assignment(self._setup.epoch, run, prompts, rate, self._pending_drops(run.worker))
 
-    async def _wait(self, run: m.Run, future: Future, outcome: asyncio.Future[Receipt]) -> None:
+    def _pending_drops(self, worker: str) -> Drops:
+        return tuple(self._drops.get(worker, ()))
+
+    def _acknowledge(self, worker: str, drops: Drops) -> None:
+        """The worker answered a message that carried `drops`."""
+        if drops:
+            last = drops[-1][0]
+            self._drops[worker] = [(number, ref) for number, ref in self._drops[worker] if number > last]
+
+    async def _wait(self, run: m.Run, drops: Drops, future: Future, outcome: asyncio.Future[Receipt]) -> None:
         try:
             receipt = await future
         except Exception as error:
             self._forget(run)
             if not outcome.done():
                 outcome.set_exception(error)
-            self._inbox.put_nowait(m.UnitFailed(run.unit, run.worker, f"{type(error).__name__}: {error}"))
+            self._answer(run.worker, m.UnitFailed(run.unit, run.worker, f"{type(error).__name__}: {error}"))
             return
         self._forget(run)
+        self._acknowledge(run.worker, drops)
         if isinstance(run.unit, UpdateUnit):
             self._hashes[run.unit.theta] = receipt.fingerprint
         self._meter.add(run, receipt)
         if not outcome.done():
             outcome.set_result(receipt)
-        self._inbox.put_nowait(m.UnitFinished(run.unit, run.worker, receipt.seconds, receipt.outcome))
+        self._answer(run.worker, m.UnitFinished(run.unit, run.worker, receipt.seconds, receipt.outcome))
 
     def _forget(self, run: m.Run) -> None:
         # Dropping the future once the receipt is kept is what stops Dask from computing it again after a loss.
@@ -272,6 +286,11 @@ class Engine:
             outstanding.outcome.cancel()
             self._spawn(self._cancel(outstanding.future))
 
+    def _withdraw_all(self, worker: str) -> None:
+        # Its slot is gone: Dask would hold these units for ever.
+        for unit, holder in [key for key in self._outstanding if key[1] == worker]:
+            self._withdraw(unit, holder)
+
     async def _cancel(self, future: Future) -> None:
         await self._client.cancel([future], force=True)
 
@@ -279,11 +298,21 @@ class Engine:
 
     async def _on(self, worker: str, call: Callable[..., Any], *args: Any) -> Any:
         """Run a coroutine of workers.calls on one worker."""
-        address = self._fleet.address(worker)
+        address, drops = self._living_address(worker), self._pending_drops(worker)
+        results = await self._client.run(calls.control, self._setup.epoch, drops, call, *args, workers=[address])
+        self._acknowledge(worker, drops)
+        return results[address]
+
+    def _living_address(self, worker: str) -> str:
+        # Asking first saves the connection's time-out.
         if not self._fleet.alive(worker):
             raise OSError(f"{self._fleet.name(worker)} is gone")
-        results = await self._client.run(call, self._setup.epoch, *args, workers=[address])
-        return results[address]
+        return self._fleet.address(worker)
+
+    def _answer(self, worker: str, event: m.Event) -> None:
+        """Tell the scheduler, unless the worker is lost: it has been told of that, and nothing counts after it."""
+        if self._fleet.alive(worker):
+            self._inbox.put_nowait(event)
 
     async def _install(self, command: m.Install) -> None:
         theta = command.theta
@@ -296,12 +325,12 @@ class Engine:
                 tensors = join_state(state.adapter, state.optimizer) if command.with_optimizer else state.adapter
                 await self._on(command.worker, calls.install, ref, None, tensors, state.adapter_hash)
             else:
-                source = self._fleet.address(command.source)
+                source = self._living_address(command.source)
                 await self._on(command.worker, calls.pull, ref, source, self._hashes[theta])
         except (OSError, LookupError) as error:
-            self._inbox.put_nowait(m.TransferFailed(m.AdapterRef(theta), command.worker, str(error)))
+            self._answer(command.worker, m.TransferFailed(m.AdapterRef(theta), command.worker, str(error)))
         else:
-            self._inbox.put_nowait(m.VersionInstalled(command.worker, theta))
+            self._answer(command.worker, m.VersionInstalled(command.worker, theta))
 
     async def _initialise(self, worker: str) -> None:
         made = await self._on(worker, calls.initialise)
@@ -313,22 +342,23 @@ class Engine:
 
     async def _transfer(self, command: m.Transfer) -> None:
         try:
-            await self._on(command.target, calls.pull, command.ref, self._fleet.address(command.source), "")
+            source = self._living_address(command.source)
+            await self._on(command.target, calls.pull, command.ref, source, "")
         except (OSError, LookupError) as error:
-            self._inbox.put_nowait(m.TransferFailed(command.ref, command.target, str(error)))
+            self._answer(command.target, m.TransferFailed(command.ref, command.target, str(error)))
         else:
-            self._inbox.put_nowait(m.Transferred(command.ref, command.target))
+            self._answer(command.target, m.Transferred(command.ref, command.target))
 
     async def _reduce(self, command: m.Reduce) -> None:
         for source in command.sources:
             ref = m.AccumulatorRef(command.theta, source)
             try:
                 expected = command.contributions[source]
-                await self._on(command.lead, calls.merge, ref, self._fleet.address(source), expected)
+                await self._on(command.lead, calls.merge, ref, self._living_address(source), expected)
             except (OSError, LookupError) as error:
-                self._inbox.put_nowait(m.TransferFailed(ref, command.lead, str(error)))
+                self._answer(command.lead, m.TransferFailed(ref, command.lead, str(error)))
             else:
-                self._inbox.put_nowait(m.Transferred(ref, command.lead))
+                self._answer(command.lead, m.Transferred(ref, command.lead))
 
     async def _commit(self, command: m.Commit) -> None:
         ref = TrainerStateRef(command.theta)
@@ -336,13 +366,13 @@ class Engine:
             if command.standby is None:
                 await self._fetch_state(command.theta, command.lead)
             else:
-                source = self._fleet.address(command.lead)
+                source = self._living_address(command.lead)
                 await self._on(command.standby, calls.pull, ref, source, self._hashes[command.theta])
         except (OSError, LookupError) as error:
             # The holder is gone: WorkerLost is on its way and the scheduler redoes the update.
             self._listener.fleet_changed(f"commit of theta {command.theta} did not finish: {error}")
         else:
-            self._inbox.put_nowait(m.Committed(command.theta))
+            self._answer(command.lead, m.Committed(command.theta))
 
     async def _publish(self, command: m.Publish) -> None:
         await self._fetch_state(command.theta, command.lead)

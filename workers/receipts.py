@@ -42,6 +42,10 @@ class Readiness:
     load_s: float
 
 
+#: References to forget, numbered per worker in the order the scheduler dropped them.
+Drops = tuple[tuple[int, Ref], ...]
+
+
 @dataclass(frozen=True)
 class Assignment:
     """One unit for one worker.
@@ -51,14 +55,14 @@ class Assignment:
         run: the scheduler's command.
         prompts: one record per sample of the unit's micro-batch (empty for updates).
         learning_rate: for update units.
-        drops: references the worker may forget first.
+        drops: what the worker must forget first; it ignores what it has forgotten already.
     """
 
     epoch: str
     run: Run
     prompts: tuple[PromptRecord, ...] = ()
     learning_rate: float | None = None
-    drops: tuple[Ref, ...] = ()
+    drops: Drops = ()
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ the event loop. They touch different entries by construction of the schedule: no
 from __future__ import annotations
 
 import logging
+import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, fields, replace
@@ -50,7 +51,7 @@ from digenrl.scoring import score_micro_batch
 from digenrl.training import Contribution, train_unit
 from digenrl.trajectory import Trajectory, tensor_hash
 from workers.previews import previews
-from workers.receipts import Assignment, Readiness, Receipt, RunSetup
+from workers.receipts import Assignment, Drops, Readiness, Receipt, RunSetup
 
 logger = logging.getLogger(__name__)
 
@@ -100,6 +101,8 @@ class Replica:
         self._finished: dict[MicroBatchId, FinishedRollout] = {}
         self._accumulators: dict[int, Accumulator[TrainUnit]] = {}
         self._receipts: dict[tuple[Unit, int], Receipt] = {}
+        self._dropping = threading.Lock()
+        self._dropped = 0
 
     # --- units ---
 
@@ -176,9 +179,16 @@ class Replica:
 
     def _update(self, unit: UpdateUnit, learning_rate: float) -> Receipt:
         before = unit.theta - 1
+        accumulator = self._accumulator(unit.theta)
+        if not accumulator.keys:
+            # Every sample of the update is excluded. A step on a zero gradient would still decay the weights.
+            self._adapters[unit.theta] = self._adapters[before]
+            self._optimizers[unit.theta] = self._optimizers[before]
+            outcome = Updated(unit.theta, skipped=True)
+            return replace(_receipt(outcome), grad_norm=0.0, fingerprint=adapter_hash(self._adapters[before]))
         result = adamw_step(
             self._adapters[before],
-            self._accumulator(unit.theta).gradient(),
+            accumulator.gradient(),
             self._optimizers[before],
             self.config.optimizer,
             learning_rate,
@@ -260,20 +270,30 @@ class Replica:
         other = Accumulator.from_state(AccumulatorState(sums, keys), device=self.policy.device)
         self._accumulator(theta).merge(other, expected)
 
-    def drop(self, refs: tuple[Ref, ...]) -> None:
-        """Forget `refs` and the receipts of the units that made them."""
-        for ref in refs:
-            match ref:
-                case TrajectoryRef():
-                    self._rollouts.pop(ref.micro_batch, None)
-                    self._finished.pop(ref.micro_batch, None)
-                    self._forget(lambda unit, ref=ref: getattr(unit, "micro_batch", None) == ref.micro_batch)
-                case AccumulatorRef():
-                    self._accumulators.pop(ref.theta, None)
-                    self._forget(lambda unit, ref=ref: self._makes(unit) == ref.theta)
-                case AdapterRef():
-                    self._adapters.pop(ref.theta, None)
-                    self._optimizers.pop(ref.theta, None)
+    def drop(self, drops: Drops) -> None:
+        """Forget things and the receipts of the units that made them.
+
+        Every message repeats the drops that the engine does not know to be done, so that a drop takes effect before
+        whatever the scheduler ordered after it, whichever message arrives first.
+        """
+        with self._dropping:
+            for number, ref in drops:
+                if number > self._dropped:
+                    self._dropped = number
+                    self._drop(ref)
+
+    def _drop(self, ref: Ref) -> None:
+        match ref:
+            case TrajectoryRef():
+                self._rollouts.pop(ref.micro_batch, None)
+                self._finished.pop(ref.micro_batch, None)
+                self._forget(lambda unit, ref=ref: getattr(unit, "micro_batch", None) == ref.micro_batch)
+            case AccumulatorRef():
+                self._accumulators.pop(ref.theta, None)
+                self._forget(lambda unit, ref=ref: self._makes(unit) == ref.theta)
+            case AdapterRef():
+                self._adapters.pop(ref.theta, None)
+                self._optimizers.pop(ref.theta, None)
 
     def _forget(self, matches: Callable[[Unit], bool]) -> None:
         for key in [key for key in self._receipts if matches(key[0])]:

@@ -1,19 +1,24 @@
 """Model families by name. A new family is one file and one line here.
 
 load_model(config, device) -> FlowModel
+save_lora(family, adapter, lora, directory)     as diffusers takes it; loads no model
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib import import_module
+from pathlib import Path
+from types import ModuleType
 
 import torch
 
-from digenrl.config import ModelConfig
+from digenrl.config import LoraConfig, ModelConfig
 from digenrl.config_errors import ConfigError, did_you_mean
 from digenrl.models.base import FlowModel
 
-#: Family -> module with a function `load(config, device) -> FlowModel`. Imported on use: diffusers takes seconds.
+#: Family -> module with `load(config, device) -> FlowModel` and `save_lora(adapter, lora, directory)`. Imported on
+#: use: diffusers takes seconds.
 FAMILIES: dict[str, str] = {
     "sd3": "digenrl.models.sd3",
 }
@@ -25,10 +30,18 @@ def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> FlowM
     Raises:
         ConfigError: unknown family, or (CheckpointError) a checkpoint that cannot be found or used.
     """
-    if config.family not in FAMILIES:
-        raise ConfigError(
-            f"model.family={config.family!r} is not a known model family"
-            f"{did_you_mean(config.family, FAMILIES, 'known families')}"
-        )
-    model: FlowModel = import_module(FAMILIES[config.family]).load(config, torch.device(device))
+    model: FlowModel = _family(config.family).load(config, torch.device(device))
     return model
+
+
+def save_lora(family: str, adapter: Mapping[str, torch.Tensor], lora: LoraConfig, directory: Path) -> None:
+    """Write an adapter so that the family's diffusers pipeline takes it with `load_lora_weights(directory)`."""
+    _family(family).save_lora(adapter, lora, directory)
+
+
+def _family(name: str) -> ModuleType:
+    if name not in FAMILIES:
+        raise ConfigError(
+            f"model.family={name!r} is not a known model family{did_you_mean(name, FAMILIES, 'known families')}"
+        )
+    return import_module(FAMILIES[name])

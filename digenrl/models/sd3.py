@@ -1,7 +1,8 @@
 """Stable Diffusion 3 and 3.5: StableDiffusion3Pipeline behind the FlowModel protocol.
 
     load(config, device)   read a checkpoint, freeze it, check that it can generate the configured size
-    SD3Model               encode, sigmas, velocity, decode, save_lora
+    SD3Model               encode, sigmas, velocity, decode
+    save_lora(...)         an adapter as diffusers takes it
 
 Everything the pipeline knows is asked of the pipeline: prompts go through its own `encode_prompt`, sigmas come from
 its scheduler, adapters are written by its own `save_lora_weights`. Only the denoising loop is ours.
@@ -20,7 +21,7 @@ import torch
 import transformers.utils.logging as transformers_logging
 from torch import nn
 
-from digenrl.config import ModelConfig
+from digenrl.config import LoraConfig, ModelConfig
 from digenrl.models.base import Decoded, Embeddings, Geometry
 from digenrl.models.checkpoint import CheckpointError, locate
 from digenrl.models.sigmas import sigma_table
@@ -212,24 +213,24 @@ class SD3Model:
         images = (unit * 255).round().to(torch.uint8).permute(0, 2, 3, 1).unsqueeze(1)
         return Decoded(images.contiguous().cpu(), finite.cpu())
 
-    def save_lora(self, adapter: Mapping[str, torch.Tensor], rank: int, alpha: int, directory: Path) -> None:
-        """Write `pytorch_lora_weights.safetensors`, which StableDiffusion3Pipeline.load_lora_weights takes as it is.
 
-        Args:
-            adapter: A and B matrices by parameter name, as `digenrl.policy.Policy` names them.
-            rank: LoRA rank.
-            alpha: LoRA alpha. It travels as metadata: without it diffusers would assume alpha = rank.
-            directory: is created if missing.
-        """
-        layers = {name: tensor.detach().cpu().contiguous() for name, tensor in adapter.items()}
-        metadata = {
-            "r": rank,
-            "lora_alpha": alpha,
-            "target_modules": sorted({name.rpartition(".lora_")[0] for name in layers}),
-        }
-        self.pipeline.save_lora_weights(
-            str(directory), transformer_lora_layers=layers, transformer_lora_adapter_metadata=metadata
-        )
+def save_lora(adapter: Mapping[str, torch.Tensor], lora: LoraConfig, directory: Path) -> None:
+    """Write `pytorch_lora_weights.safetensors`, which StableDiffusion3Pipeline.load_lora_weights takes as it is.
+
+    Args:
+        adapter: A and B matrices by parameter name, as `digenrl.policy.Policy` names them.
+        lora: rank and alpha. Alpha travels as metadata: without it diffusers would assume alpha = rank.
+        directory: is created if missing.
+    """
+    layers = {name: tensor.detach().cpu().contiguous() for name, tensor in adapter.items()}
+    metadata = {
+        "r": lora.rank,
+        "lora_alpha": lora.alpha,
+        "target_modules": sorted({name.rpartition(".lora_")[0] for name in layers}),
+    }
+    StableDiffusion3Pipeline.save_lora_weights(
+        str(directory), transformer_lora_layers=layers, transformer_lora_adapter_metadata=metadata
+    )
 
 
 def _join(embeddings: Embeddings, prefixes: Sequence[str], name: str) -> torch.Tensor:

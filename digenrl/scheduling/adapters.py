@@ -30,6 +30,8 @@ class Adapters:
             held = ledger.optimizers(theta) if is_lead else ledger.adapters(theta)
             if worker.name in held or (worker.name, theta) in self._under_way:
                 continue
+            if _installing(theta, worker.name) in self._state.postponed:
+                continue
             command = Install(theta, worker.name, self._source(theta, worker.name, is_lead), is_lead)
             self._under_way[worker.name, theta] = command
             self._state.emit(command)
@@ -45,17 +47,17 @@ class Adapters:
         if theta not in self._in_use():
             self._state.drop(AdapterRef(theta), worker.name)
             return
+        self._state.succeeded(_installing(theta, worker.name))
         with_optimizer = command is not None and command.with_optimizer
         self._state.ledger.install(theta, worker.name, with_optimizer=with_optimizer)
         self.provide(worker)
         self._state.wake(worker.name)
 
     def failed(self, worker: Worker, theta: int, reason: str) -> None:
-        """An installation did not arrive: try again, from elsewhere if its source is gone."""
+        """An installation did not arrive: it will be tried again, from elsewhere if its source is gone."""
         command = self._under_way.pop((worker.name, theta), None)
-        if command is not None and (command.source is None or self._state.fleet.alive(command.source)):
-            self._state.failed(f"installing theta {theta} on {worker.name}", worker.name, reason)
-        self.provide(worker)
+        if command is not None:
+            self._state.postpone(_installing(theta, worker.name), worker.name, reason)
 
     def lost(self, name: str) -> None:
         """A worker is gone: what it was sending must come from elsewhere."""
@@ -99,3 +101,7 @@ class Adapters:
             return None
         assert leaving is not None, f"nobody holds theta {theta}"
         return leaving
+
+
+def _installing(theta: int, worker: str) -> str:
+    return f"installing theta {theta} on {worker}"

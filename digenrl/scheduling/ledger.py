@@ -180,5 +180,5 @@ class Ledger:
     def forget(self, worker: str) -> None:
         """The worker is gone, and all it held but its contributions: another accumulator may contain them."""
         for held in (self._adapters, self._optimizers, self._trajectories):
-            for holders in held.values():  # type: ignore[attr-defined]
+            for holders in held.values():
                 holders.pop(worker, None)

@@ -53,7 +53,6 @@ class Rollouts:
         batch.finished += 1
         if not batch.complete:
             return False
-        batch.generated = True
         self._state.ledger.keep(batch.id, worker.name)
         return True
 
@@ -85,7 +84,13 @@ class Rollouts:
         passed_over: list[MicroBatchId] = []
         found = None
         while queue and found is None:
-            batch = batches[queue[0]]
+            batch = batches.get(queue[0])
+            if batch is None or not batch.needed:
+                # Its scope was closed meanwhile, and none of its samples takes part.
+                heappop(queue)
+                if batch is not None:
+                    batch.queued = False
+                continue
             if worker.name not in ledger.adapters(batch.theta):
                 break
             heappop(queue)

@@ -1,4 +1,4 @@
-"""What all stages of the state machine share: the fleet, the ledger, the open micro-batches and the outgoing commands."""
+"""What the stages of the state machine share: fleet, ledger, open micro-batches and the outgoing commands."""
 
 from __future__ import annotations
 
@@ -54,6 +54,9 @@ class State:
         layout: roles and order.
         max_attempts: failures of one unit, copy or installation that end the run.
         max_losses: workers that may be lost while they run one and the same unit.
+        patience_s: how long moving something may go on failing.
+        now: the driver's clock at the present event.
+        postponed: what failed to move and is not tried again before the next Tick or change of the fleet.
         fleet: workers and their lanes.
         ledger: what lives where.
         batches: open micro-batches.
@@ -67,12 +70,22 @@ class State:
     """
 
     def __init__(
-        self, shape: RunShape, layout: Layout, *, queue_depth: int, max_attempts: int, max_losses: int
+        self,
+        shape: RunShape,
+        layout: Layout,
+        *,
+        queue_depth: int,
+        max_attempts: int,
+        max_losses: int,
+        patience_s: float,
     ) -> None:
         self.shape = shape
         self.layout = layout
         self.max_attempts = max_attempts
         self.max_losses = max_losses
+        self.patience_s = patience_s
+        self.now = 0.0
+        self.postponed: set[str] = set()
         self.version = shape.start_iteration
         self.stage: Stage = "generate"
         self.theta = self.version_theta
@@ -84,6 +97,7 @@ class State:
         self.batches: dict[MicroBatchId, Batch] = {}
         self.awake: set[str] = set()
         self._failures: Counter[str] = Counter()
+        self._failing_since: dict[str, float] = {}
         self._losses: Counter[Unit] = Counter()
         self._out: list[Command] = []
 
@@ -125,7 +139,7 @@ class State:
     def copy(self, batch: Batch, target: str) -> None:
         """Bring a trajectory to a worker, unless it is there or on its way."""
         holders = self.ledger.holders(batch.id)
-        if target in holders or target in batch.copying:
+        if target in holders or target in batch.copying or copying(batch, target) in self.postponed:
             return
         # A worker that is leaving is the second choice.
         source = min(holders, key=lambda name: self.fleet.workers[name].draining)
@@ -135,6 +149,9 @@ class State:
     def release(self, batch: Batch) -> None:
         """Close a micro-batch: nobody needs its trajectory."""
         del self.batches[batch.id]
+        roller = self.fleet.workers.get(batch.roller or "")
+        if roller is not None and roller.rolling == batch.id:
+            roller.rolling = None
         for worker in self.ledger.release(batch.id):
             self.drop(TrajectoryRef(batch.id), worker)
 
@@ -173,6 +190,29 @@ class State:
             raise RunOver(f"{what} failed {times} times, the last time on {worker}: {reason}")
         return times
 
+    def postpone(self, what: str, worker: str, reason: str) -> None:
+        """Count a failure to move something, and let it rest until the next Tick or change of the fleet.
+
+        The most likely reason is that a worker died whose loss is not known yet; trying again at once would only fail
+        again. So the run ends only if it also has gone on failing for `patience_s`.
+
+        Raises:
+            RunOver: too often and for too long.
+        """
+        self._failures[what] += 1
+        since = self._failing_since.setdefault(what, self.now)
+        if self._failures[what] >= self.max_attempts and self.now - since >= self.patience_s:
+            raise RunOver(
+                f"{what} failed {self._failures[what]} times in {self.now - since:.0f} s, "
+                f"the last time on {worker}: {reason}"
+            )
+        self.postponed.add(what)
+
+    def succeeded(self, what: str) -> None:
+        """Forget earlier failures to move something."""
+        if self._failing_since.pop(what, None) is not None:
+            del self._failures[what]
+
     def lost_with(self, worker: Worker) -> None:
         """Count a lost worker against the units it was running: one that kills its workers must not kill them all.
 
@@ -189,3 +229,8 @@ class State:
                     f"{unit.label} was running on {self._losses[unit]} workers when they were lost, "
                     f"the last of them {worker.name}"
                 )
+
+
+def copying(batch: Batch, target: str) -> str:
+    """What copying a trajectory is called when it fails."""
+    return f"copying {batch.id.label} to {target}"

@@ -2,7 +2,7 @@
 
     collect  train units end on the trainers; when none is left, the lead pulls the other accumulators (Reduce)
     update   the lead takes the step
-    commit   the result is copied to a standby trainer, or to the driver; the last one of an iteration always to the driver
+    commit   the result is copied to a standby trainer, or to the driver; an iteration's last one always to the driver
 
 Nothing is final before Committed. Until then the sources keep their accumulators, so that another lead can pull them
 again; what only lost workers held is computed again. If adapter and optimiser state of the committed theta are lost
@@ -32,6 +32,7 @@ class Updates:
         self._adapters = adapters
         self._training = training
         self._max_bad_updates = max_bad_updates
+        self._target = state.theta
         self._bad: set[int] = set()
         self._skipped = False
         # By the theta they help to make: micro-batches without advantages yet, and train units without contribution.
@@ -43,6 +44,7 @@ class Updates:
 
     def open(self, batches: Sequence[Batch], account: Account) -> None:
         """Begin an iteration."""
+        self._target = self._state.version_theta + self._state.shape.updates
         self._unclosed = Counter(batch.update for batch in batches)
         self._units = Counter()
         self.account = account
@@ -54,8 +56,8 @@ class Updates:
 
     @property
     def finished(self) -> bool:
-        """Whether all steps of the iteration are committed."""
-        return self._state.theta == self._state.version_theta + self._state.shape.updates
+        """Whether all steps of the iteration opened last are committed."""
+        return self._state.theta == self._target
 
     @property
     def lacking(self) -> tuple[int, int]:
@@ -74,14 +76,16 @@ class Updates:
         if lead.name not in self._state.ledger.optimizers(self._state.theta):
             return
         ledger = self._state.ledger
-        sources = [w for w in ledger.contributors() if w != lead.name and w not in step.sealed]
+        theta = self._state.theta + 1
+        separate = [w for w in ledger.contributors() if w != lead.name and w not in step.sealed]
+        sources = [w for w in separate if _merging(w, theta) not in self._state.postponed]
         if sources:
             step.awaited.update(sources)
             contributions = {w: frozenset(ledger.contributed(w)) for w in sources}
-            self._state.emit(Reduce(self._state.theta + 1, lead.name, tuple(sources), contributions))
-        elif not step.awaited and self._state.fleet.has_room(lead):
+            self._state.emit(Reduce(theta, lead.name, tuple(sources), contributions))
+        elif not separate and not step.awaited and self._state.fleet.has_room(lead):
             step.phase = "update"
-            self._state.run(UpdateUnit(self._state.theta + 1), lead, self._state.theta, UPDATE)
+            self._state.run(UpdateUnit(theta), lead, self._state.theta, UPDATE)
 
     def contributed(self, batch: Batch, unit: TrainUnit, worker: Worker, outcome: Trained) -> None:
         """A train unit ended on a worker that was meant to run it."""
@@ -95,6 +99,7 @@ class Updates:
     def merged(self, source: str, target: str, theta: int) -> None:
         """A source's accumulator is in the lead's."""
         if self._current(source, target, theta):
+            self._state.succeeded(_merging(source, theta))
             self._state.step.awaited.discard(source)
             self._state.step.merged.add(source)
 
@@ -104,7 +109,7 @@ class Updates:
             return
         self._state.step.awaited.discard(source)
         if self._state.fleet.alive(source):
-            self._state.failed(f"merging the gradient of {source} for theta {theta}", target, reason)
+            self._state.postpone(_merging(source, theta), target, reason)
         else:
             self._redo(source)
 
@@ -161,17 +166,23 @@ class Updates:
         if not self._state.ledger.optimizers(self._state.theta) and self._state.theta not in self._state.ledger.driver:
             self._fall_back(max(self._state.ledger.driver))
 
-    def unexpected(self, unit: TrainUnit, worker: Worker) -> None:
-        """A train unit ended that was not, or no longer, meant to run there: its gradient must not count twice."""
+    def unexpected(self, unit: TrainUnit, worker: Worker) -> bool:
+        """A train unit ended that was not, or no longer, meant to run there: its gradient must not count twice.
+
+        Returns:
+            Whether units have to run again because the accumulator it spoiled is dropped.
+        """
         state, shape = self._state, self._state.shape
         if unit in state.ledger.contributed(worker.name) or worker.name in state.step.sealed:
-            return
+            return False
         theta = shape.update_of_group(unit.micro_batch.iteration, shape.group_of(unit.micro_batch))
         state.drop(AccumulatorRef(theta, worker.name), worker.name)
-        if theta == state.theta + 1 and state.step.phase == "collect":
-            if worker.name == state.lead:
-                state.step = Step()
-            self._redo(worker.name)
+        if theta != state.theta + 1 or state.step.phase != "collect":
+            return False
+        if worker.name == state.lead:
+            state.step = Step()
+        self._redo(worker.name)
+        return True
 
     # --- helpers ---
 
@@ -184,10 +195,9 @@ class Updates:
         state, step = self._state, self._state.step
         assert state.lead is not None
         theta = state.theta + 1
-        last = theta == state.version_theta + state.shape.updates
         others = [w.name for w in state.trainers if w.name != state.lead]
         step.phase = "commit"
-        step.standby = None if last or not others else others[0]
+        step.standby = None if theta == self._target or not others else others[0]
         state.emit(Commit(theta, state.lead, step.standby))
 
     def _redo(self, worker: str) -> None:
@@ -253,3 +263,7 @@ class Updates:
             for unit in self._state.shape.train_units(batch.id):
                 self._training.redo(batch, unit)
             self._units[batch.update] += len(batch.open) - before
+
+
+def _merging(source: str, theta: int) -> str:
+    return f"merging the gradient of {source} for theta {theta}"

@@ -102,7 +102,7 @@ class ServicesDirectory:
                     if time.monotonic() > deadline:
                         holder = os.pread(fd, 200, 0).decode(errors="replace").strip() or "another process"
                         raise ServiceError(
-                            f"{waiter} waited {LOCK_TIMEOUT_S:.0f} s for the lock {self.root / 'lock'}, held by {holder}"
+                            f"{waiter} waited {LOCK_TIMEOUT_S:.0f} s for {self.root / 'lock'}, held by {holder}"
                         ) from None
                     time.sleep(0.02)
             os.ftruncate(fd, 0)

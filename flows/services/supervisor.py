@@ -1,7 +1,7 @@
 """The detached process that owns the servers of one home: ``python -m flows.services.supervisor HOME``.
 
-It makes the servers match the living leases, four times a second: what a lease wants is started, what no lease wants any
-more is ended, and with the last server it ends itself. Each decision is taken under the directory's lock together
+It makes the servers match the living leases, four times a second: what a lease wants is started, what no lease wants
+any more is ended, and with the last server it ends itself. Each decision is taken under the directory's lock together
 with the change to services.json, so that a process that joins never relies on a server about to be stopped.
 
 The command prints the supervisor's pid and returns; the supervisor is a grandchild in a session of its own, reparented

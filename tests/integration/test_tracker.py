@@ -139,7 +139,7 @@ def test_a_refused_record_does_not_hold_up_the_next(sqlite_uri: str, tmp_path: P
     tracker.log_iteration(0, {"reward": 1.0})
     assert tracker.finish() == 2
     assert history(MlflowClient(sqlite_uri), run_id, "reward") == [(0, 1.0)]
-    with pytest.raises(RuntimeError, match="finished"):
+    with pytest.raises(RuntimeError, match="closed"):
         tracker.log_iteration(1, {"reward": 1.0})
 
 

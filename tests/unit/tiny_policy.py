@@ -34,7 +34,9 @@ def random_pipeline(seed: int = 0, dtype: torch.dtype = torch.float32) -> Stable
 
 
 def tiny_policy(dtype: torch.dtype = torch.float32, lora: LoraConfig = LORA) -> Policy:
-    return Policy(SD3Model(random_pipeline(dtype=dtype)), lora, seed=0, dtype=dtype)
+    """A policy whose base computes in `dtype`. Its adapter is float64 for a float64 base, else float32."""
+    adapter_dtype = torch.promote_types(dtype, torch.float32)
+    return Policy(SD3Model(random_pipeline(dtype=dtype)), lora, seed=0, dtype=adapter_dtype)
 
 
 def moved(policy: Policy, theta: int, scale: float = 0.05) -> NumberedAdapter:

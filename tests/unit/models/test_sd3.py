@@ -15,7 +15,7 @@ from digenrl.config_errors import ConfigError
 from digenrl.models.base import Geometry
 from digenrl.models.checkpoint import CheckpointError
 from digenrl.models.embeddings import EmbeddingCache, select
-from digenrl.models.registry import load_model
+from digenrl.models.registry import load_model, save_lora
 from digenrl.models.sd3 import SD3Model
 from digenrl.rollout import RolloutSpec, advance, finish, start_rollout
 
@@ -64,7 +64,7 @@ def test_saved_adapter_gives_the_same_picture_in_the_stock_pipeline(tmp_path: Pa
     spec = rollout_spec(policy, size=3, steps=())
     start = start_rollout(policy, spec).latents
     latents, images = _rolled_out(policy, spec, PROMPTS)
-    policy.model.save_lora(adapter.weights, LORA.rank, LORA.alpha, tmp_path / "adapter")
+    save_lora("sd3", adapter.weights, LORA, tmp_path / "adapter")
 
     stock = random_pipeline()
     arguments = {"height": 12, "width": 24, "num_inference_steps": 6, "guidance_scale": 1.0, "max_sequence_length": 0}

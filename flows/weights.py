@@ -1,0 +1,63 @@
+"""The trained weights a run has on disk.
+
+newest_weights(directory) -> Weights     the newest whole checkpoint, else the LoRA written at the run's end
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from safetensors.torch import load_file
+
+from digenrl.config_errors import ConfigError
+from digenrl.policy import Adapter
+from storage import checkpoints
+from storage.runs import RunDirectory
+
+LORA_FILE = "pytorch_lora_weights.safetensors"
+#: diffusers writes the part of the pipeline in front of every name.
+_PART = "transformer."
+
+
+@dataclass(frozen=True)
+class Weights:
+    """An adapter and where it was found.
+
+    Attributes:
+        adapter: as `digenrl.policy.Policy` names it, on the CPU.
+        iterations: iterations it was trained for; None if the place does not say.
+        place: URL of the checkpoint, or path of the LoRA file.
+    """
+
+    adapter: Adapter
+    iterations: int | None
+    place: str
+
+    @property
+    def label(self) -> str:
+        """For people: how far it was trained, and where it lies."""
+        trained = "trained LoRA" if self.iterations is None else f"checkpoint after {self.iterations} iterations"
+        return f"{trained} ({self.place})"
+
+
+def newest_weights(directory: RunDirectory) -> Weights:
+    """The newest weights of a run.
+
+    Raises:
+        ConfigError: the run has saved none yet.
+    """
+    info = checkpoints.latest(directory.checkpoints)
+    if info is not None:
+        return Weights(checkpoints.load(info).tensors["adapter"], info.iteration, info.url)
+    lora = directory.path / "lora" / LORA_FILE
+    if lora.is_file():
+        return Weights(_read_lora(lora), None, str(lora))
+    raise ConfigError(
+        f"the run {directory.name!r} has no trained weights yet: no whole checkpoint in {directory.checkpoints} and no "
+        f"{lora}; train it with `digenrl resume {directory.name}`"
+    )
+
+
+def _read_lora(path: Path) -> Adapter:
+    return {name.removeprefix(_PART): tensor for name, tensor in load_file(path).items()}

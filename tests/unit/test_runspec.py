@@ -1,0 +1,96 @@
+"""What a configuration means in units, seeds and numbers."""
+
+from __future__ import annotations
+
+import pytest
+from tiny_policy import GEOMETRY, random_pipeline
+
+from digenrl import runspec
+from digenrl.config import RunConfig
+from digenrl.configure import load_config
+from digenrl.identity import MicroBatchId
+from digenrl.models.sd3 import SD3Model
+from digenrl.prompts import load_prompts
+
+
+def _config(*overrides: str) -> RunConfig:
+    return load_config("tiny-ocr", overrides)
+
+
+def test_shape_resolves_every_auto() -> None:
+    shape = runspec.shape(_config("evaluation.prompts=500"), num_held_out=200, start_iteration=4)
+    assert (shape.micro_batch, shape.timestep_batch, shape.micro_batches_per_group) == (16, 3, 1)
+    assert (shape.start_iteration, shape.iterations, shape.groups, shape.updates) == (4, 60, 8, 4)
+    assert shape.eval_prompts == 200 and shape.eval_num_steps == 10
+    assert [len(shape.trained_steps(i)) for i in range(20)] == [3] * 20
+    assert {shape.trained_steps(i)[0] for i in range(50)} == {0, 1, 2}
+
+
+def test_explicit_sizes_are_kept_and_bounded_by_the_trained_steps() -> None:
+    shape = runspec.shape(_config("schedule.micro_batch=4", "schedule.timestep_batch=2"), 0)
+    assert (shape.micro_batch, shape.timestep_batch) == (4, 2)
+    assert [unit.steps for unit in shape.train_units(MicroBatchId("train", 0, 0))] == [
+        shape.trained_steps(0)[:2],
+        shape.trained_steps(0)[2:],
+    ]
+    assert runspec.shape(_config("schedule.timestep_batch=9"), 0).timestep_batch == 3
+
+
+@pytest.mark.parametrize(
+    ("overrides", "versions"),
+    [
+        (("evaluation.every=25",), [0, 25, 50, 60]),
+        (("evaluation.every=30",), [0, 30, 60]),
+        (("evaluation.every=0",), []),
+    ],
+)
+def test_evaluated_versions(overrides: tuple[str, ...], versions: list[int]) -> None:
+    shape = runspec.shape(_config(*overrides), 200)
+    assert [v for v in range(61) if shape.evaluated(v)] == versions
+    assert bool(shape.eval_prompts) == bool(versions)
+
+
+def test_detailed_iterations() -> None:
+    def detailed(*overrides: str) -> list[int]:
+        shape = runspec.shape(_config(*overrides), 0)
+        return [i for i in range(7) if shape.detailed(i)]
+
+    assert detailed("schedule.observe.every=3") == [0, 3, 6]
+    assert detailed("schedule.observe.every=0") == [0]
+    assert detailed("schedule.observe.detail=unit") == list(range(7))
+
+
+def test_normaliser_is_the_nominal_size_of_an_update() -> None:
+    assert runspec.normaliser(_config()) == 2 * 16 * 3
+    assert runspec.normaliser(_config("algorithm.sde_window_size=0")) == 2 * 16 * 9
+
+
+def test_training_and_evaluation_rollouts() -> None:
+    config = _config("evaluation.num_steps=7", "evaluation.seed=5")
+    shape, model = runspec.shape(config, 200), SD3Model(random_pipeline())
+    train = runspec.rollout_spec(config, shape, model, MicroBatchId("train", 3, 2), version=3)
+    assert train.steps == shape.trained_steps(3) and train.num_steps == 10 and train.version == 3
+    assert train.geometry == GEOMETRY and train.noise_level == 0.7 and len(train.samples) == 16
+    first, second = (
+        runspec.rollout_spec(config, shape, model, MicroBatchId("eval", version, 7), version) for version in (0, 10)
+    )
+    assert first.steps == () and first.num_steps == 7 and len(first.samples) == 25
+    assert first.samples == second.samples  # the same noise at every evaluation
+    assert first.samples[0].run_seed == 5 and first.samples[0].group == 7 * 25
+
+
+def test_prompts_follow_the_samples() -> None:
+    config = _config("schedule.micro_batch=8")
+    prompts, held_out = load_prompts("package:numbers-train"), load_prompts("package:numbers-held-out")
+    shape = runspec.shape(config, len(held_out))
+    drawn = [runspec.prompts_of(shape, m, prompts, held_out) for m in shape.micro_batches(1)]
+    assert all(len({p.uid for p in batch}) == 1 and len(batch) == 8 for batch in drawn)
+    assert drawn[0] == drawn[1] and len({batch[0].uid for batch in drawn}) == 8
+    evaluated = [p for m in shape.eval_micro_batches(0) for p in runspec.prompts_of(shape, m, prompts, held_out)]
+    assert evaluated == list(held_out)
+
+
+def test_seeds_and_rates() -> None:
+    assert runspec.adapter_seed(_config()) != runspec.adapter_seed(_config("seed=1"))
+    rates = [runspec.learning_rate(_config(), i) for i in range(60)]
+    assert rates[2] == pytest.approx(1e-3) and rates[59] == pytest.approx(1e-4)
