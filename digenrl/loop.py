@@ -36,7 +36,7 @@ from digenrl.trajectory import Trajectory
 
 @dataclass(frozen=True)
 class UpdateResult:
-    """One optimiser step. `skipped` says why the weights stayed as they were, None if they did not."""
+    """One optimiser step. `skipped` says why a gradient was not used; one without any (0 pairs) is not skipped."""
 
     theta: int
     metrics: UnitMetrics
@@ -157,6 +157,9 @@ class _Run:
         except NonFiniteGradient as error:
             result.adapter = NumberedAdapter(theta, result.adapter.weights)
             return UpdateResult(theta, UnitMetrics(), float("nan"), skipped=str(error))
+        if not metrics.pairs:  # a step on a zero gradient would still decay the weights and move by momentum
+            result.adapter = NumberedAdapter(theta, result.adapter.weights)
+            return UpdateResult(theta, metrics, 0.0, skipped=None)
         iteration, _ = self.shape.groups_of_update(theta)
         learning_rate = runspec.learning_rate(self.config, iteration)
         step = adamw_step(result.adapter.weights, gradient, result.optimizer, self.config.optimizer, learning_rate)

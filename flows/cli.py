@@ -205,7 +205,9 @@ def guarded(work: object, debug: bool) -> None:
         raise typer.Exit(130) from None
     except Exception as error:
         if debug:
-            raise
+            import traceback
+
+            traceback.print_exc()
         typer.echo(f"digenrl: {sentence(error)}", err=True)
         raise typer.Exit(exit_code(error)) from None
 

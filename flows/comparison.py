@@ -107,7 +107,6 @@ def compare(before: Scores, after: Scores) -> list[Row]:
         first, second = dict(before.values[name]), dict(after.values[name])
         pairs = len(first.keys() & second.keys())
         if pairs:
-            rise, interval = paired_rise(first, second)
-            means = (float(np.mean(list(values.values()))) for values in (first, second))
-            rows.append(Row(name, *means, rise, interval, pairs))
+            means = [float(np.mean(list(values.values()))) for values in (first, second)]
+            rows.append(Row(name, means[0], means[1], *paired_rise(first, second), pairs))
     return rows

@@ -21,7 +21,7 @@ def prompt_notes(model: FlowModel, prompt: str) -> list[str]:
     unknown = set.intersection(*(_unknown(tokenizer, prompt) for tokenizer in tokenizers))
     if unknown:
         characters = " ".join(sorted(unknown, key=prompt.index))
-        notes.append(f"prompt {prompt!r}: the model's tokenizers do not know {characters}; it is drawn without")
+        notes.append(f"prompt {prompt!r}: the model's tokenizers do not know: {characters}")
     read = [_room(tokenizer) for tokenizer in tokenizers]
     tokens = [len(_encode(tokenizer, prompt)) for tokenizer in tokenizers]
     if all(count > room for count, room in zip(tokens, read, strict=True)):

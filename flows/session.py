@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
@@ -182,7 +183,7 @@ def layout_of(config: RunConfig) -> Layout:
 def _open_tracker(config: RunConfig, name: str, saved: dict[str, Any]) -> Tracker | None:
     if config.tracking.uri == "none":
         return None
-    uri = None if config.tracking.uri == "managed" else config.tracking.uri
+    uri = os.environ["MLFLOW_TRACKING_URI"] if config.tracking.uri == "managed" else config.tracking.uri
     tracker = Tracker(uri, config.tracking.experiment)
     params = _flat(config.model_dump(mode="json"))
     if saved.get("mlflow_run_id"):

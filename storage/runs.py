@@ -55,6 +55,8 @@ class RunDirectory:
         Raises:
             ConfigError: the name is taken or not a possible name.
         """
+        if name is not None:
+            check_name(name)  # before anything is created
         home.mkdir(parents=True, exist_ok=True)
         run = cls(_claim_named(home, name) if name is not None else _claim_next(home, _stem(preset)))
         run.write_config(_with_absolute_paths(config))
@@ -178,7 +180,6 @@ def _absolute(path: str | None) -> str | None:
 
 
 def _claim_named(home: Path, name: str) -> Path:
-    check_name(name)
     path = home / name
     try:
         path.mkdir()

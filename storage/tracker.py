@@ -22,6 +22,7 @@ from storage.outbox import Outbox
 
 if TYPE_CHECKING:
     from mlflow import MlflowClient
+    from mlflow.entities import Run
 
 T = TypeVar("T")
 
@@ -67,6 +68,7 @@ class Tracker:
         self._artifact_location = artifact_location
         self._client: MlflowClient = MlflowClient(tracking_uri)
         self._run_id: str | None = None
+        self._experiment_id = ""
         self._outbox: Outbox | None = None
         # Touched by the outbox's thread only, once it runs.
         self._last_step: dict[str, int] = {}
@@ -80,6 +82,13 @@ class Tracker:
         return self._run_id
 
     @property
+    def page(self) -> str | None:
+        """Address of the run in MLflow's pages; None where no server shows any."""
+        if not self._uri.startswith(("http://", "https://")):
+            return None
+        return f"{self._uri.rstrip('/')}/#/experiments/{self._experiment_id}/runs/{self.run_id}"
+
+    @property
     def degraded_seconds(self) -> float:
         """Time MLflow has been unreachable since `start` or `resume`."""
         return self._outbox.degraded_seconds if self._outbox else 0.0
@@ -87,14 +96,13 @@ class Tracker:
     def start(self, run_name: str, params: Mapping[str, object], tags: Mapping[str, str] | None = None) -> str:
         """Create a run and return its id. Raises TrackerError."""
 
-        def create() -> str:
-            experiment_id = self._experiment_id()
-            run = self._client.create_run(experiment_id, tags=dict(tags or {}), run_name=run_name)
-            return str(run.info.run_id)
+        def create() -> Run:
+            return self._client.create_run(self._find_experiment(), tags=dict(tags or {}), run_name=run_name)
 
-        run_id = self._now(create)
+        run = self._now(create)
+        run_id = str(run.info.run_id)
         self._now(lambda: self._log_params(run_id, params))
-        self._open(run_id)
+        self._open(run)
         return run_id
 
     def resume(self, run_id: str, params: Mapping[str, object]) -> None:
@@ -104,7 +112,7 @@ class Tracker:
         ``param_changed.<name>``, which holds the value in force since the latest resume.
         """
 
-        def reopen() -> None:
+        def reopen() -> Run:
             run = self._client.get_run(run_id)
             now = {name: _param_text(value) for name, value in params.items()}
             self._log_params(run_id, {name: value for name, value in now.items() if name not in run.data.params})
@@ -113,9 +121,9 @@ class Tracker:
                 if name in now and now[name] != run.data.tags.get(tag, before):
                     self._client.set_tag(run_id, tag, now[name])
             self._client.update_run(run_id, status="RUNNING")
+            return run
 
-        self._now(reopen)
-        self._open(run_id)
+        self._open(self._now(reopen))
         self._put("the list of what is logged already", lambda: self._read_logged(run_id))
 
     def log_iteration(self, step: int, metrics: Mapping[str, float]) -> None:
@@ -183,7 +191,7 @@ class Tracker:
             time.sleep(delay_s)
             delay_s *= 2
 
-    def _experiment_id(self) -> str:
+    def _find_experiment(self) -> str:
         from mlflow.exceptions import MlflowException
 
         found = self._client.get_experiment_by_name(self._experiment)
@@ -203,8 +211,8 @@ class Tracker:
         for i in range(0, len(texts), MAX_PARAMS):
             self._client.log_batch(run_id, params=texts[i : i + MAX_PARAMS])
 
-    def _open(self, run_id: str) -> None:
-        self._run_id = run_id
+    def _open(self, run: Run) -> None:
+        self._run_id, self._experiment_id = str(run.info.run_id), str(run.info.experiment_id)
         self._outbox = Outbox(f"MLflow at {self._uri}", is_refusal=_is_refusal, answers=self._answers)
 
     # What the outbox's thread runs.

@@ -99,7 +99,7 @@ class Engine:
         self._drops: dict[str, list[tuple[int, m.Ref]]] = {}
         self._dropped = 0
         self._submissions = 0
-        self._meter = Meter(time.monotonic())
+        self._meter = Meter()
         self._finished = False
         self.published: tuple[int, TrainerState] | None = None
 
@@ -163,16 +163,15 @@ class Engine:
 
     def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
         """Run in the background; an unexpected exception ends the run."""
-
-        async def guarded() -> None:
-            try:
-                await work
-            except Exception as error:
-                self._inbox.put_nowait(error)
-
-        task = asyncio.create_task(guarded())
+        task = asyncio.create_task(self._guarded(work))
         self._background.add(task)
         task.add_done_callback(self._background.discard)
+
+    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
+        try:
+            await work
+        except Exception as error:
+            self._inbox.put_nowait(error)
 
     # --- commands ---
 
@@ -216,6 +215,7 @@ class Engine:
         ]
         self._submissions += 1
         assignment = self._assignment(run)
+        self._meter.begin(time.monotonic())
         future = self._client.submit(
             calls.execute,
             assignment,
@@ -231,7 +231,7 @@ class Engine:
         outcome: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
         # Retrieved here so that a unit nobody observes does not warn about its exception.
         outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
-        waiter = asyncio.create_task(self._wait(run, assignment.drops, future, outcome))
+        waiter = asyncio.create_task(self._guarded(self._wait(run, assignment.drops, future, outcome)))
         self._outstanding[(unit, run.worker)] = Outstanding(future, outcome, waiter)
         self._listener.dispatched(Dispatched(run, self._fleet.name(run.worker), role_of(unit), outcome))
 

@@ -37,17 +37,22 @@ class Span:
 class Meter:
     """Sums over the units that ended since the last closed iteration."""
 
-    def __init__(self, now: float) -> None:
-        """Starts the clock of the first iteration at `now` (monotonic seconds)."""
-        self._opened = now
+    def __init__(self) -> None:
+        """The clock of the first iteration starts with the first unit."""
+        self._opened: float | None = None
         self._training: dict[int, UnitMetrics] = defaultdict(UnitMetrics)
         self._grad_norms: list[float] = []
         self._scores: dict[int, dict[SampleId, Score]] = defaultdict(dict)
         self._prints: dict[int, dict[str, str]] = defaultdict(dict)
         self._previews: dict[int, dict[int, bytes]] = defaultdict(dict)
-        self._busy: Counter[str] = Counter()
+        self._busy: dict[str, float] = defaultdict(float)
         self.workers: set[str] = set()
         self.spans: list[Span] = []
+
+    def begin(self, now: float) -> None:
+        """A unit is handed out at `now` (monotonic seconds)."""
+        if self._opened is None:
+            self._opened = now
 
     def add(self, run: Run, receipt: Receipt) -> None:
         """A unit ended."""
@@ -81,9 +86,9 @@ class Meter:
             names: worker names by incarnation.
             now: monotonic seconds.
         """
-        iteration, seconds = closed.iteration, now - self._opened
+        iteration, seconds = closed.iteration, now - (self._opened if self._opened is not None else now)
         scores = dict(sorted(self._scores.pop(iteration, {}).items()))
-        busy: Counter[str] = Counter()
+        busy: dict[str, float] = defaultdict(float)
         for worker, busy_s in self._busy.items():
             busy[names[worker]] += busy_s
         metrics = self._training.pop(iteration, UnitMetrics()).means()

@@ -14,11 +14,11 @@ one line of text; nothing locates text in a larger scene.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from importlib.resources import files
 
 import numpy as np
-import onnxruntime
 from numpy.typing import NDArray
 from PIL import Image
 
@@ -36,6 +36,11 @@ class Recogniser:
     """PP-OCRv4's text-line recogniser."""
 
     def __init__(self) -> None:
+        # Read by onnxruntime when it is imported. Its wheels otherwise send telemetry to Microsoft and keep a device
+        # identifier in the user's cache directory.
+        os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
+        import onnxruntime
+
         options = onnxruntime.SessionOptions()
         options.intra_op_num_threads = options.inter_op_num_threads = 1
         options.execution_mode = onnxruntime.ExecutionMode.ORT_SEQUENTIAL

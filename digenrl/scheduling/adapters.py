@@ -67,8 +67,10 @@ class Adapters:
 
     def retire(self) -> None:
         """Drop all adapters that nobody can need any more."""
-        for theta, worker in self._state.ledger.retire(self._in_use()):
+        in_use = self._in_use()
+        for theta, worker in self._state.ledger.retire(in_use):
             self._state.drop(AdapterRef(theta), worker)
+        self._under_way = {key: command for key, command in self._under_way.items() if key[1] in in_use}
 
     def _in_use(self) -> set[int]:
         state = self._state

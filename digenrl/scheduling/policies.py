@@ -32,8 +32,8 @@ class Layout(Protocol):
     def roles(self, workers: Collection[Worker]) -> dict[str, frozenset[Role]]:
         """Roles of all workers, which come in join order. Asked whenever one joins, drains or is lost."""
 
-    def takes(self, worker: Worker, stage: Stage) -> tuple[Kind, ...]:
-        """Kinds of unit a worker may be given in this stage, most urgent first."""
+    def takes(self, worker: Worker, stage: Stage) -> frozenset[Kind]:
+        """Kinds of unit a worker may be given in this stage. Train units go first, evaluation last."""
 
 
 @dataclass(frozen=True)
@@ -71,16 +71,16 @@ class Disaggregated:
                 roles[worker.name] = frozenset({"rollout"})
         return roles
 
-    def takes(self, worker: Worker, stage: Stage) -> tuple[Kind, ...]:
+    def takes(self, worker: Worker, stage: Stage) -> frozenset[Kind]:
         """See Layout."""
-        kinds: list[Kind] = []
+        kinds: set[Kind] = set()
         if "train" in worker.roles:
-            kinds.append("train")
+            kinds.add("train")
         if "rollout" in worker.roles:
-            kinds.append("rollout")
+            kinds.add("rollout")
         if "rollout" in worker.capabilities:
-            kinds.append("evaluate")
-        return tuple(kinds)
+            kinds.add("evaluate")
+        return frozenset(kinds)
 
 
 @dataclass(frozen=True)
@@ -98,13 +98,13 @@ class Colocated:
             able[worker.name] = frozenset(r for r in both if r in worker.capabilities and not worker.draining)
         return able
 
-    def takes(self, worker: Worker, stage: Stage) -> tuple[Kind, ...]:
+    def takes(self, worker: Worker, stage: Stage) -> frozenset[Kind]:
         """See Layout."""
-        kinds: list[Kind] = []
+        kinds: set[Kind] = set()
         if stage == "train" and "train" in worker.roles:
-            kinds.append("train")
+            kinds.add("train")
         if stage != "publish" and "rollout" in worker.roles:
-            kinds.append("rollout")
+            kinds.add("rollout")
         if stage == "publish" and "rollout" in worker.roles:
-            kinds.append("evaluate")
-        return tuple(kinds)
+            kinds.add("evaluate")
+        return frozenset(kinds)

@@ -138,6 +138,11 @@ class Scheduler:
             return [m.FailRun(str(end))]
         return self._state.take_commands()
 
+    @property
+    def shape(self) -> RunShape:
+        """How the run's work is cut into units."""
+        return self._state.shape
+
     def stop_after(self, iteration: int) -> None:
         """Let `iteration` be the last one, or the one in progress if that is later."""
         self._last = min(self._last, max(iteration, self._state.version))
@@ -170,7 +175,8 @@ class Scheduler:
                     self._all_committed()
             case m.WorkerJoined():
                 self._state.fleet.join(event.worker, event.kind, event.capabilities)
-                self._fleet_changed()
+                self._state.assign_roles()
+                self._try_again()
             case m.WorkerDraining():
                 self._on_draining(event)
             case m.WorkerLost():
@@ -233,27 +239,26 @@ class Scheduler:
         worker = self._worker(event.worker)
         if worker is not None and not worker.draining:
             self._state.fleet.drain(worker)
+            self._state.assign_roles()
             self._pipeline.draining(worker)
-            self._fleet_changed()
+            self._try_again()
 
     def _on_lost(self, event: m.WorkerLost) -> None:
         worker = self._state.fleet.leave(event.worker)
         if worker is None:
             return
         self._state.lost_with(worker)
+        self._state.assign_roles()
         self._state.ledger.forget(worker.name)
         self._adapters.lost(worker.name)
         self._pipeline.lost(worker.name)
         self._updates.lost(worker.name)
-        self._fleet_changed()
-
-    def _fleet_changed(self) -> None:
-        self._state.assign_roles()
         self._try_again()
 
     def _try_again(self) -> None:
         """See to everybody's needs afresh, also to what failed to move."""
         self._state.postponed.clear()
+        self._updates.choose_lead()
         self._adapters.provide_all()
         self._pipeline.tend_all()
 
@@ -340,15 +345,14 @@ class Scheduler:
         kinds = self._state.layout.takes(worker, self._state.stage)
         # A ready train unit waits for the running unit at most: a trainer has only one other unit outstanding.
         spare = "train" not in kinds or not worker.helping
-        for kind in kinds:
-            if kind == "train" and self._training.next(worker):
-                return True
-            if kind == "rollout" and spare and (self._rollouts.resume(worker) or self._rollouts.start(worker)):
-                return True
-            if kind == "evaluate" and self._rollouts.evaluate(worker):
-                return True
-        # A trajectory goes on where it began, whatever the worker's role has become.
-        return spare and self._rollouts.resume(worker)
+        if "train" in kinds and self._training.next(worker):
+            return True
+        if worker.rolling is not None:
+            # A trajectory goes on where it began, whatever the worker's role has become.
+            return spare and self._rollouts.resume(worker)
+        if "rollout" in kinds and spare and self._rollouts.start(worker):
+            return True
+        return "evaluate" in kinds and self._rollouts.evaluate(worker)
 
 
 def _turn(worker: Worker) -> tuple[int, int, str]:

@@ -17,7 +17,7 @@ from digenrl.rewards.base import Score, Scored
 from digenrl.scheduling import messages as m
 from digenrl.scheduling.ledger import Pair
 from digenrl.scheduling.scheduler import Scheduler
-from digenrl.scheduling.simworker import Lane, SimulationError, SimWorker
+from digenrl.scheduling.simworker import Accumulator, Lane, SimulationError, SimWorker
 from digenrl.scheduling.timeline import Span, busy_s, spans
 from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, UpdateUnit
 
@@ -64,6 +64,7 @@ class Result:
         makespan_s: virtual time of the last command.
         events: what the scheduler was told, with the time.
         commands: what it answered, with the time.
+        updates: the gradients in the committed step that made each theta.
         finished: it ended with Finished.
         failure: the reason, if it ended with FailRun.
         waiting_for: what it waited for, if it ended with neither.
@@ -72,6 +73,7 @@ class Result:
     makespan_s: float = 0.0
     events: list[tuple[float, m.Event]] = field(default_factory=list)
     commands: list[tuple[float, m.Command]] = field(default_factory=list)
+    updates: dict[int, Accumulator] = field(default_factory=dict)
     finished: bool = False
     failure: str | None = None
     waiting_for: str | None = None
@@ -176,7 +178,7 @@ class Simulation:
             case m.Cancel(unit, name):
                 self._live(name).lane(unit).withdraw(unit)
             case m.Install() | m.Transfer() | m.Commit():
-                self._at(self._now + self._costs.move_s(command), lambda: self._move(command))
+                self._depart(command)
             case m.Reduce(theta, _, sources, _):
                 for source in sources:
                     ref = m.AccumulatorRef(theta, source)
@@ -197,6 +199,75 @@ class Simulation:
             raise SimulationError(f"a command names {name}, which is not there")
         return self.workers[name]
 
+    # --- moving ---
+
+    def _depart(self, command: m.Install | m.Transfer | m.Commit) -> None:
+        """Assert that what is to be moved is there; when it should arrive, it may not be any more."""
+        if not self._holds(command):
+            raise SimulationError(f"the source does not hold what is to be moved: {command}")
+        self._at(self._now + self._costs.move_s(command), lambda: self._arrive(command))
+
+    def _holds(self, command: m.Install | m.Transfer | m.Commit) -> bool:
+        match command:
+            case m.Install(theta, _, None):
+                return theta in self.driver
+            case m.Install(theta, _, source, with_optimizer) if source in self.workers:
+                worker = self.workers[source]
+                return theta in (worker.optimizers if with_optimizer else worker.adapters)
+            case m.Transfer(m.TrajectoryRef(micro_batch), source) if source in self.workers:
+                return micro_batch in self.workers[source].trajectories
+            case m.Commit(theta, lead) if lead in self.workers:
+                return theta in self.workers[lead].optimizers
+        return False
+
+    def _arrive(self, command: m.Install | m.Transfer | m.Commit) -> m.Event | None:
+        reason = self._behaviour.move_fails(command, self._count(command))
+        if not self._holds(command):
+            reason = "the source holds it no longer"
+        match command:
+            case m.Commit():
+                return self._commit(command) if self._holds(command) else None
+            case m.Install(theta, name, _, with_optimizer) if name in self.workers:
+                if reason is not None:
+                    return m.TransferFailed(m.AdapterRef(theta), name, reason)
+                self.workers[name].adapters.add(theta)
+                if with_optimizer:
+                    self.workers[name].optimizers.add(theta)
+                return m.VersionInstalled(name, theta)
+            case m.Transfer(m.TrajectoryRef(micro_batch) as ref, _, name) if name in self.workers:
+                if reason is not None:
+                    return m.TransferFailed(ref, name, reason)
+                self.workers[name].trajectories.add(micro_batch)
+                return m.Transferred(ref, name)
+        # Nothing is reported about a worker that is gone.
+        return None
+
+    def _commit(self, command: m.Commit) -> m.Event | None:
+        if command.standby is None:
+            self.driver.add(command.theta)
+        elif command.standby in self.workers:
+            self.workers[command.standby].adapters.add(command.theta)
+            self.workers[command.standby].optimizers.add(command.theta)
+        else:
+            return None
+        self.result.updates[command.theta] = self.workers[command.lead].updates[command.theta]
+        return m.Committed(command.theta)
+
+    def _merge(self, command: m.Reduce, ref: m.AccumulatorRef) -> m.Event | None:
+        lead, source = self.workers.get(command.lead), self.workers.get(ref.worker)
+        if lead is None:
+            return None
+        reason = self._behaviour.move_fails(command, self._count((command.theta, ref, command.lead)))
+        if source is None:
+            reason = f"{ref.worker} is gone"
+        if source is None or reason is not None:
+            return m.TransferFailed(ref, command.lead, str(reason))
+        held = source.accumulators.get(ref.theta, {})
+        if held.keys() != command.contributions[ref.worker]:
+            raise SimulationError(f"{ref.worker} does not hold exactly what is to be merged for theta {ref.theta}")
+        lead.merge(ref.theta, held)
+        return m.Transferred(ref, command.lead)
+
     # --- units ---
 
     def _start(self, worker: SimWorker, lane: Lane) -> None:
@@ -215,7 +286,7 @@ class Simulation:
             event = m.UnitFailed(run.unit, worker.name, reason)
         else:
             event = m.UnitFinished(run.unit, worker.name, seconds, self._outcome(worker, run))
-        answered = lane.end(run, failed=reason is not None)
+        answered = lane.end(run.unit, failed=reason is not None)
         self._start(worker, lane)
         return event if answered else None
 
@@ -231,7 +302,7 @@ class Simulation:
                 outcome = m.Trained((run.unit,), self._behaviour.left_out(run.unit, run.advantages))
             case UpdateUnit(theta):
                 outcome = m.Updated(theta, self._behaviour.skips(theta))
-        worker.complete(run, outcome, self.scheduler.shape.num_steps_of)
+        worker.complete(run, outcome, self.scheduler.shape)
         return outcome
 
     def _count(self, key: object) -> int:

@@ -66,9 +66,31 @@ class Updates:
 
     # --- going on ---
 
+    def choose_lead(self) -> None:
+        """See that there is a lead if there is a trainer. One that is leaving finishes the merge it has begun."""
+        state, step = self._state, self._state.step
+        lead = state.fleet.workers.get(state.lead or "")
+        busy = step.phase != "collect" or bool(step.sealed)
+        if lead is not None and (not lead.draining or busy or not state.trainers):
+            return
+        if not state.trainers:
+            return
+        ledger = state.ledger
+        chosen = max(
+            state.trainers,
+            key=lambda w: (
+                w.name in ledger.optimizers(state.theta),
+                len(ledger.contributed(w.name)),
+                w.name in ledger.adapters(state.theta),
+                -w.order,
+            ),
+        )
+        state.lead = chosen.name
+        self._adapters.provide(chosen)
+
     def advance(self) -> None:
-        """Do what can be done now: choose a lead, merge, step."""
-        self._choose_lead()
+        """Do what can be done now: merge, step."""
+        self.choose_lead()
         step = self._state.step
         lead = self._state.fleet.workers.get(self._state.lead or "")
         if step.phase != "collect" or self.finished or any(self.lacking) or lead is None:
@@ -207,27 +229,6 @@ class Updates:
             if batch.trainer in self._state.step.sealed:
                 self._training.unassign(batch)
             self._units[batch.update] += 1
-
-    def _choose_lead(self) -> None:
-        state, step = self._state, self._state.step
-        lead = state.fleet.workers.get(state.lead or "")
-        busy = step.phase != "collect" or bool(step.sealed)
-        if lead is not None and (not lead.draining or busy or not state.trainers):
-            return
-        if not state.trainers:
-            return
-        ledger = state.ledger
-        chosen = max(
-            state.trainers,
-            key=lambda w: (
-                w.name in ledger.optimizers(state.theta),
-                len(ledger.contributed(w.name)),
-                w.name in ledger.adapters(state.theta),
-                -w.order,
-            ),
-        )
-        state.lead = chosen.name
-        self._adapters.provide(chosen)
 
     def _count_bad(self, theta: int) -> None:
         self._bad.add(theta)

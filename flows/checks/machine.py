@@ -12,7 +12,7 @@ import psutil
 from flows.checks.finding import Finding
 from flows.services.ports import is_free
 from flows.services.specs import SPECS
-from flows.services.state import ServicesDirectory
+from flows.services.state import ServicesDirectory, State
 
 GB = 10**9
 #: Two workers with torch and the two servers hold about this much together.
@@ -29,7 +29,12 @@ def processor() -> list[Finding]:
     findings = [
         Finding("ok", "CPU cores", str(cores))
         if cores > 1
-        else Finding("note", "CPU cores", "1; two workers share it", "train with cluster.workers=1 layout colocated")
+        else Finding(
+            "note",
+            "CPU cores",
+            "1; two workers share it",
+            "digenrl train tiny-ocr cluster.workers=1 schedule.layout=colocated",
+        )
     ]
     if memory.available >= MEMORY_BYTES:
         return [*findings, Finding("ok", "memory", size)]
@@ -74,7 +79,7 @@ def disk(home: Path) -> list[Finding]:
 def services(home: Path) -> list[Finding]:
     """The servers of this home, who uses them, and whether the first ports are free."""
     directory = ServicesDirectory(home)
-    state = directory.read_state()
+    state = directory.read_state() if directory.root.is_dir() else State()
     running = state.servers if state.is_supervised else {}
     findings = []
     for name, server in running.items():
@@ -94,6 +99,6 @@ def services(home: Path) -> list[Finding]:
         elif is_free(port):
             findings.append(Finding("ok", f"port {port}", f"free ({name})"))
         else:
-            detail = f"used by another program ({name}); the next free port is taken"
+            detail = f"used by another program ({name}); the next free one is used instead"
             findings.append(Finding("note", f"port {port}", detail))
     return findings

@@ -21,8 +21,8 @@ HEADLINES = (
 REINSTALL = "pip install -e ."
 
 EXTRAS = {
-    "dask-cuda": ("several CUDA devices of one machine", "pip install -e '.[gpu-cu13]'  (or gpu-cu12)"),
-    "distributed-ucxx": ("cluster.transport=ucx", "pip install -e '.[gpu-cu13]'  (or gpu-cu12)"),
+    "dask-cuda": ("several CUDA devices in one machine", "pip install -e '.[gpu-cu13]'  (or gpu-cu12)"),
+    "distributed-ucxx": ("UCX between workers", "pip install -e '.[gpu-cu13]'  (or gpu-cu12)"),
     "s3fs": ("s3:// URLs", "pip install -e '.[s3]'"),
 }
 #: Tool -> (program names, what it is for).
@@ -46,12 +46,23 @@ def packages() -> list[Finding]:
     required = [r for r in _requirements("digenrl") if r.name not in HEADLINES]
     headlines = [r for r in _requirements("digenrl") if r.name in HEADLINES]
     onnx = [r for r in _requirements("rapidocr-onnxruntime") if r.name == "onnxruntime"]
-    shown = [_package(r) for r in sorted(headlines, key=lambda r: HEADLINES.index(r.name)) + onnx]
-    others = [_package(r) for r in required]
+    shown = [check_package(r) for r in sorted(headlines, key=lambda r: HEADLINES.index(r.name)) + onnx]
+    others = [check_package(r) for r in required]
     wrong = [finding for finding in others if finding.status != "ok"]
     if not wrong:
         return [*shown, Finding("ok", "other packages", f"{len(others)} within their ranges")]
     return [*shown, *wrong]
+
+
+def check_package(requirement: Requirement) -> Finding:
+    """One installed package against its range."""
+    name, wanted = requirement.name, requirement.specifier
+    version = _version(name)
+    if version is None:
+        return Finding("missing", name, f"not installed, needed {wanted or 'any version'}", REINSTALL)
+    if version not in SpecifierSet(str(wanted), prereleases=True):
+        return Finding("missing", name, f"{version}, needed {wanted}", f"pip install '{name}{wanted}'")
+    return Finding("ok", name, f"{version}  ({wanted})" if wanted else version)
 
 
 def shadowing() -> list[Finding]:
@@ -89,16 +100,6 @@ def _requirements(distribution: str) -> list[Requirement]:
         return []
     found = [Requirement(text) for text in texts]
     return [r for r in found if r.marker is None or r.marker.evaluate({"extra": ""})]
-
-
-def _package(requirement: Requirement) -> Finding:
-    name, wanted = requirement.name, requirement.specifier
-    version = _version(name)
-    if version is None:
-        return Finding("missing", name, f"not installed, needed {wanted or 'any version'}", REINSTALL)
-    if version not in SpecifierSet(str(wanted), prereleases=True):
-        return Finding("missing", name, f"{version}, needed {wanted}", f"pip install '{name}{wanted}'")
-    return Finding("ok", name, f"{version}  ({wanted})" if wanted else version)
 
 
 def _version(name: str) -> str | None:

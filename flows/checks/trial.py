@@ -36,7 +36,9 @@ def ocr() -> list[Finding]:
         return [Finding("missing", "OCR reward", _reason(error), REINSTALL)]
     if reading != NUMBER:
         detail = f"read {reading!r} where {NUMBER!r} is drawn"
-        return [Finding("missing", "OCR reward", detail, "pip install --force-reinstall rapidocr-onnxruntime onnxruntime")]
+        return [
+            Finding("missing", "OCR reward", detail, "pip install --force-reinstall rapidocr-onnxruntime onnxruntime")
+        ]
     return [Finding("ok", "OCR reward", f"reads {NUMBER!r} where it is drawn")]
 
 

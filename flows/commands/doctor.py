@@ -29,7 +29,8 @@ def run() -> None:
         console = Console(highlight=False, markup=False, width=PLAIN_WIDTH)
     found = []
     for title, checks in sections().items():
-        findings = [finding for check in checks for finding in check()]
+        with console.status(f"checking: {title.lower()}"):
+            findings = [finding for check in checks for finding in check()]
         console.print(Text(title, "bold"))
         console.print(_table(findings))
         found += findings

@@ -152,9 +152,7 @@ def _show(
         table.add_column(heading, no_wrap=True)
     for row in rows:
         low, high = row.interval
-        table.add_row(
-            row.name, f"{row.before:.3f} → {row.after:.3f}", f"{row.rise:+.3f}", f"[{low:+.3f}, {high:+.3f}]"
-        )
+        table.add_row(row.name, f"{row.before:.3f} → {row.after:.3f}", f"{row.rise:+.3f}", f"[{low:+.3f}, {high:+.3f}]")
     console.print(table)
     for side, scores in (("base model", before), ("trained weights", after)):
         if scores.failed:

@@ -33,7 +33,7 @@ def run(*, force: bool) -> None:
         force: end the processes that use the servers first.
 
     Raises:
-        ExpectedError: living processes use the servers, and `force` is off.
+        ExpectedError: living processes use the servers, and `force` is off; or one came meanwhile.
     """
     directory = ServicesDirectory(home())
     if not directory.state_file.exists():
@@ -45,9 +45,11 @@ def run(*, force: bool) -> None:
             f"the servers of {home()} are used by {_named(users)} and end with the last of them; "
             "`digenrl stop --force` ends these too, a training with a checkpoint"
         )
-    _end_users(users)
     servers = ", ".join(directory.read_state().servers) or "no server"
+    _end_users(users)
     _end_servers(directory)
+    if directory.read_state().is_supervised:
+        raise ExpectedError(f"the servers of {home()} were taken by another process meanwhile and go on running")
     typer.echo(f"stopped: {servers} of {home()}")
 
 
@@ -69,16 +71,15 @@ def _end_users(users: Sequence[Lease]) -> None:
 
 
 def _end_servers(directory: ServicesDirectory) -> None:
-    if _wait(lambda: not directory.read_state().is_supervised, SUPERVISOR_S):
-        with directory.locked("digenrl stop"):
-            # Another process may have come meanwhile: its supervisor's servers are no leftovers.
-            if directory.state_file.exists() and not directory.read_state().is_supervised:
-                kill_leftovers(directory)
-                directory.state_file.unlink()
-        return
-    supervisor = directory.read_state().supervisor
-    if supervisor is not None and is_alive(supervisor) and not directory.living_leases():
-        terminate_tree(supervisor.pid)
+    if not _wait(lambda: not directory.read_state().is_supervised, SUPERVISOR_S):
+        supervisor = directory.read_state().supervisor
+        if supervisor is not None and not directory.living_leases():
+            terminate_tree(supervisor.pid)
+    with directory.locked("digenrl stop"):
+        # Somebody may have come meanwhile: the servers of a living supervisor are no leftovers.
+        if directory.state_file.exists() and not directory.read_state().is_supervised:
+            kill_leftovers(directory)
+            directory.state_file.unlink()
 
 
 def _wait(condition: Callable[[], bool], timeout_s: float) -> bool:

@@ -64,7 +64,7 @@ class Server:
                 start_new_session=True,
             )
         self._started_at = time.monotonic()
-        self.state = ServerState("starting", self._claim.port, self._url, self._identities())
+        self.state = ServerState("starting", self._claim.port, self._url, str(self._log), self._identities())
 
     def check(self) -> None:
         """Bring ``state`` up to date."""

@@ -1,6 +1,6 @@
 """The files under ``<home>/.services`` and the one lock that orders every change to them.
 
-    services.json   the supervisor and, per server, status, port, URL and processes (with start times)
+    services.json   the supervisor and, per server, status, port, URL, log and processes (with start times)
     leases/         one file per process that needs servers: who, which, under which ports
     logs/           one log per server, the previous one beside it, and the supervisor's
     prefect/        PREFECT_HOME: database, profiles, UI files
@@ -49,6 +49,7 @@ class ServerState:
     status: Status
     port: int
     url: str
+    log: str
     processes: tuple[ProcessId, ...] = ()
     error: str = ""
 

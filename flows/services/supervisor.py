@@ -91,7 +91,7 @@ class Supervisor:
         port = claim_from(spec.first_port) if named is None else claim(named)
         if port is None:
             error = f"{lease.owner} asked for {name} on port {named}, which another process uses"
-            self._unstartable[name] = ServerState("failed", named or 0, "", error=error)
+            self._unstartable[name] = ServerState("failed", named or 0, "", str(self._directory.log(name)), error=error)
             return
         log.info("starting %s on port %d for %s (pid %d)", name, port.port, lease.owner, lease.process.pid)
         self._servers[name] = Server(spec, self._directory, port)

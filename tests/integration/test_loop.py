@@ -70,6 +70,15 @@ def test_timestep_batches_change_the_units_not_the_update(result: LoopResult) ->
     assert ours.metrics.pairs == theirs.metrics.pairs
 
 
+def test_an_update_that_nobody_takes_part_in_changes_nothing(result: LoopResult) -> None:
+    """All groups count as equal: no advantage, no step, no decay, and nothing is wrong."""
+    idle = _small("algorithm.zero_variance_tolerance=10", "gates.max_bad_updates=0", "evaluation.every=0")
+    assert idle.adapter.theta == 4 and idle.optimizer.step == 0
+    assert not any(bool(t.any()) for name, t in idle.adapter.weights.items() if "lora_B" in name)
+    assert {u.metrics.pairs for i in idle.iterations for u in i.updates} == {0}
+    assert idle.iterations[0].hashes == result.iterations[0].hashes
+
+
 @pytest.mark.parametrize("scope", ["update", "iteration"])
 def test_std_scopes_share_the_samples(result: LoopResult, scope: str) -> None:
     other = _small(f"algorithm.std_scope={scope}", "iterations=1", "evaluation.every=0")

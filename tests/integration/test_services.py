@@ -199,7 +199,7 @@ def test_stale_files_are_cleaned_and_pids_of_strangers_spared(tmp_path: Path) ->
     command = [sys.executable, "-c", "import signal; signal.pause()"]
     with subprocess.Popen(command) as stranger, subprocess.Popen(command) as leftover:
         reused = ProcessId(stranger.pid, identify(stranger.pid).start_time - 100)
-        state = ServerState("healthy", 1, "http://127.0.0.1:1", (reused, identify(leftover.pid)))
+        state = ServerState("healthy", 1, "http://127.0.0.1:1", "log", (reused, identify(leftover.pid)))
         directory.write_state(State(reused, {"mlflow": state}))
         lease = directory.write_lease("dead", {"mlflow": None})
         data = json.loads(lease.read_text())

@@ -82,6 +82,9 @@ def test_resume_on_sqlite(sqlite_uri: str, tmp_path: Path) -> None:
 def test_outage_is_bridged_and_said_twice(services: ServicesHandle, caplog: pytest.LogCaptureFixture) -> None:
     tracker = Tracker(services.mlflow_uri, "outage")
     run_id = tracker.start("ocr-1", {})
+    assert tracker.page is not None
+    assert tracker.page.startswith(f"{services.mlflow_uri}/#/experiments/")
+    assert tracker.page.endswith(f"/runs/{run_id}")
     tracker.log_iteration(0, {"reward": 0.0})
     kill_mlflow(services)
     with caplog.at_level(logging.WARNING):
