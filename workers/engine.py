@@ -210,16 +210,15 @@ class Engine:
 
     def _submit(self, run: m.Run) -> None:
         unit = run.unit
-        after = [
-            self._outstanding[(u, run.worker)].future for u in run.depends_on if (u, run.worker) in self._outstanding
-        ]
+        earlier = [self._outstanding.get((unit, run.worker)) for unit in run.depends_on]
+        before = [outstanding for outstanding in earlier if outstanding is not None]
         self._submissions += 1
         assignment = self._assignment(run)
         self._meter.begin(time.monotonic())
         future = self._client.submit(
             calls.execute,
             assignment,
-            *after,
+            *(outstanding.future for outstanding in before),
             # The counter keeps a second attempt at a unit apart from a first one that Dask has not forgotten yet.
             key=f"{unit.label} #{self._submissions}",
             resources={slots(run.worker)[unit.lane]: 1},
@@ -231,7 +230,8 @@ class Engine:
         outcome: asyncio.Future[Receipt] = asyncio.get_running_loop().create_future()
         # Retrieved here so that a unit nobody observes does not warn about its exception.
         outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
-        waiter = asyncio.create_task(self._guarded(self._wait(run, assignment.drops, future, outcome)))
+        waits = [outstanding.waiter for outstanding in before]
+        waiter = asyncio.create_task(self._guarded(self._wait(run, assignment.drops, future, outcome, waits)))
         self._outstanding[(unit, run.worker)] = Outstanding(future, outcome, waiter)
         self._listener.dispatched(Dispatched(run, self._fleet.name(run.worker), role_of(unit), outcome))
 
@@ -255,9 +255,22 @@ class Engine:
             last = drops[-1][0]
             self._drops[worker] = [(number, ref) for number, ref in self._drops[worker] if number > last]
 
-    async def _wait(self, run: m.Run, drops: Drops, future: Future, outcome: asyncio.Future[Receipt]) -> None:
+    async def _wait(
+        self,
+        run: m.Run,
+        drops: Drops,
+        future: Future,
+        outcome: asyncio.Future[Receipt],
+        before: list[asyncio.Task[None]],
+    ) -> None:
+        """Turn the end of a unit into an event, after those of the units in `before`.
+
+        Receipts are fetched side by side, so that of a later unit may arrive first.
+        """
         try:
             receipt = await future
+            if before:
+                await asyncio.wait(before)
         except Exception as error:
             self._forget(run)
             if not outcome.done():

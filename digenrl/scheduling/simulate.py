@@ -47,6 +47,7 @@ class Behaviour:
         skips: whether the step that makes a theta is skipped.
         fails: (unit, worker, attempt from 0) -> reason why it raises, or None.
         move_fails: (command, attempt from 0) -> reason why it does not arrive, or None.
+        answers_cancelled: whether a cancelled unit that was running is reported all the same when it ends.
     """
 
     score: Callable[[SampleId], Score] = lambda sample: Scored(float(sample.generation))
@@ -54,6 +55,7 @@ class Behaviour:
     skips: Callable[[int], bool] = lambda theta: False
     fails: Callable[[Unit, str, int], str | None] = lambda unit, worker, attempt: None
     move_fails: Callable[[m.Command, int], str | None] = lambda command, attempt: None
+    answers_cancelled: bool = False
 
 
 @dataclass
@@ -288,7 +290,7 @@ class Simulation:
             event = m.UnitFinished(run.unit, worker.name, seconds, self._outcome(worker, run))
         answered = lane.end(run.unit, failed=reason is not None)
         self._start(worker, lane)
-        return event if answered else None
+        return event if answered or self._behaviour.answers_cancelled else None
 
     def _outcome(self, worker: SimWorker, run: m.Run) -> m.Outcome:
         outcome: m.Outcome

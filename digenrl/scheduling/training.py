@@ -41,23 +41,28 @@ class Training:
                     heappush(heap, (batch.update, batch.id.index, unit.steps, unit))
             self._state.wake(batch.trainer)
 
-    def next(self, worker: Worker) -> bool:
-        """Dispatch the next train unit of this trainer, if it may run one now."""
+    def peek(self, worker: Worker) -> TrainUnit | None:
+        """The train unit that this trainer may run now, if there is one."""
         heap = self._ready.get(worker.name)
         while heap:
             unit = heap[0][-1]
             batch = self._state.batches.get(unit.micro_batch)
-            if batch is None or batch.trainer != worker.name or unit not in batch.open or unit in batch.running:
-                heappop(heap)
-                continue
-            if not self._may_run(batch, worker.name):
-                return False
+            if batch is not None and batch.trainer == worker.name and unit in batch.open and unit not in batch.running:
+                return unit if self._may_run(batch, worker.name) else None
             heappop(heap)
-            assert batch.advantages is not None
-            batch.running[unit] = worker.name
-            self._state.run(unit, worker, self._state.theta, TRAIN, batch.advantages, batch.theta)
-            return True
-        return False
+        return None
+
+    def next(self, worker: Worker) -> bool:
+        """Dispatch the next train unit of this trainer, if it may run one now."""
+        unit = self.peek(worker)
+        if unit is None:
+            return False
+        heappop(self._ready[worker.name])
+        batch = self._state.batches[unit.micro_batch]
+        assert batch.advantages is not None
+        batch.running[unit] = worker.name
+        self._state.run(unit, worker, self._state.theta, TRAIN, batch.advantages, batch.theta)
+        return True
 
     def done(self, batch: Batch, unit: TrainUnit) -> None:
         """The unit is contributed."""
