@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Awaitable, Callable
 from typing import Any
 
-import torch
 from distributed import Worker, get_worker
 from distributed.comm import CommClosedError
 from distributed.protocol import to_serialize
@@ -20,11 +19,10 @@ from distributed.utils import offload
 
 from digenrl.scheduling.messages import AccumulatorRef
 from digenrl.scheduling.units import TrainUnit
-from workers import replica as replicas
+from workers import process
+from workers.held import HeldRef, Tensors
 from workers.presence import incarnation_of
 from workers.receipts import Assignment, Drops, Readiness, Receipt, RunSetup
-
-Tensors = dict[str, torch.Tensor]
 
 
 class WrongWorkerError(RuntimeError):
@@ -34,7 +32,7 @@ class WrongWorkerError(RuntimeError):
 def prepare(setup: RunSetup) -> Readiness:
     """Build the replica of a run on this worker. Repeating it for the same epoch is free."""
     incarnation = incarnation_of(get_worker())
-    return replicas.build(setup, incarnation)
+    return process.build(setup, incarnation)
 
 
 def execute(assignment: Assignment, *after: Receipt) -> Receipt:
@@ -42,30 +40,30 @@ def execute(assignment: Assignment, *after: Receipt) -> Receipt:
     incarnation = incarnation_of(get_worker())
     if incarnation != assignment.run.worker:
         raise WrongWorkerError(f"{assignment.run.unit.label} is for {assignment.run.worker}, this is {incarnation}")
-    return replicas.current(assignment.epoch).run(assignment)
+    return process.current(assignment.epoch).run(assignment)
 
 
 async def control(
     epoch: str, drops: Drops, call: Callable[..., Awaitable[Any]], *arguments: Any, dask_worker: Worker
 ) -> Any:
     """Forget what is to be forgotten, then do `call(epoch, *arguments)` on this worker's event loop."""
-    replicas.current(epoch).drop(drops)
+    process.current(epoch).drop(drops)
     return await call(epoch, *arguments, dask_worker)
 
 
 async def initialise(epoch: str, dask_worker: Worker) -> str:
     """Make theta 0 with a fresh optimiser from the run's seed; returns its content hash."""
-    return await offload(replicas.current(epoch).initialise)
+    return await offload(process.current(epoch).initialise)
 
 
 async def install(
-    epoch: str, ref: replicas.HeldRef, meta: Any, tensors: Tensors, expected_hash: str, dask_worker: Worker
+    epoch: str, ref: HeldRef, meta: Any, tensors: Tensors, expected_hash: str, dask_worker: Worker
 ) -> None:
     """Store what the driver sends along; refused if its hash differs from `expected_hash` (empty: unchecked)."""
-    await offload(replicas.current(epoch).store, ref, meta, tensors, expected_hash)
+    await offload(process.current(epoch).store, ref, meta, tensors, expected_hash)
 
 
-async def pull(epoch: str, ref: replicas.HeldRef, source: str, expected_hash: str, dask_worker: Worker) -> None:
+async def pull(epoch: str, ref: HeldRef, source: str, expected_hash: str, dask_worker: Worker) -> None:
     """Fetch `ref` from the worker at address `source` and store it.
 
     Raises:
@@ -73,7 +71,7 @@ async def pull(epoch: str, ref: replicas.HeldRef, source: str, expected_hash: st
         ValueError: the hash differs; nothing is stored.
     """
     meta, tensors = await _fetch(epoch, ref, source, dask_worker)
-    await offload(replicas.current(epoch).store, ref, meta, tensors, expected_hash)
+    await offload(process.current(epoch).store, ref, meta, tensors, expected_hash)
 
 
 async def merge(
@@ -86,10 +84,10 @@ async def merge(
         ValueError: it does not hold exactly `expected`.
     """
     keys, sums = await _fetch(epoch, ref, source, dask_worker)
-    await offload(replicas.current(epoch).merge, ref.theta, keys, sums, expected)
+    await offload(process.current(epoch).merge, ref.theta, keys, sums, expected)
 
 
-async def _fetch(epoch: str, ref: replicas.HeldRef, source: str, dask_worker: Worker) -> tuple[Any, Tensors]:
+async def _fetch(epoch: str, ref: HeldRef, source: str, dask_worker: Worker) -> tuple[Any, Tensors]:
     try:
         reply = await dask_worker.rpc(source).digenrl_fetch(epoch=epoch, ref=to_serialize(ref))
     except CommClosedError as error:
@@ -99,12 +97,12 @@ async def _fetch(epoch: str, ref: replicas.HeldRef, source: str, dask_worker: Wo
     return reply["meta"], reply["tensors"]
 
 
-async def export(epoch: str, ref: replicas.HeldRef, dask_worker: Worker) -> tuple[Any, Tensors]:
+async def export(epoch: str, ref: HeldRef, dask_worker: Worker) -> tuple[Any, Tensors]:
     """Hand `ref` to the driver."""
-    meta, tensors = await offload(replicas.current(epoch).load, ref)
+    meta, tensors = await offload(process.current(epoch).load, ref)
     return meta, tensors
 
 
 def retire(epoch: str) -> None:
     """Free the replica of a run that ended."""
-    replicas.discard(epoch)
+    process.discard(epoch)

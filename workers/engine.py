@@ -1,8 +1,8 @@
 """The wall-clock driver of the scheduler: events from Dask in, commands to Dask out.
 
 The engine decides nothing. It turns each command of digenrl.scheduling into a call on a worker and each answer into
-an event, and it alone submits to Dask. A unit is one Dask task in a slot of one incarnation; what moves data runs as
-a coroutine on the target worker, beside its slots.
+an event, and it alone submits to Dask. A unit is one Dask task in a slot of one incarnation; what moves data is left
+to the courier.
 
     outcome = await Engine(...).run()
 """
@@ -23,19 +23,15 @@ from digenrl.rewards.base import PromptRecord
 from digenrl.scheduling import messages as m
 from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, UpdateUnit
 from workers import calls
+from workers.courier import Courier, RunFailed
 from workers.fleet import Fleet
 from workers.listener import Dispatched, Evaluation, Listener, TrainerState
 from workers.meter import Meter
 from workers.presence import slots
 from workers.receipts import Assignment, Drops, Receipt, RunSetup
-from workers.replica import TrainerStateRef, join_state, split_state
 
 #: Without an event for this long while nothing is outstanding, the run has stalled.
 STALL_S = 60.0
-
-
-class RunFailed(RuntimeError):
-    """The run cannot go on; the message is a sentence for the person."""
 
 
 class Machine(Protocol):
@@ -94,10 +90,7 @@ class Engine:
         self._fleet = Fleet(client, setup, emit=self._inbox.put_nowait, say=listener.fleet_changed)
         self._outstanding: dict[tuple[Unit, str], Outstanding] = {}
         self._background: set[asyncio.Task[None]] = set()
-        self._states: dict[int, TrainerState] = {start.theta: start} if start is not None else {}
-        self._hashes: dict[int, str] = {start.theta: start.adapter_hash} if start is not None else {}
-        self._drops: dict[str, list[tuple[int, m.Ref]]] = {}
-        self._dropped = 0
+        self._courier = Courier(client, self._fleet, setup, start=start, answer=self._answer)
         self._submissions = 0
         self._meter = Meter()
         self._finished = False
@@ -181,22 +174,13 @@ class Engine:
                 self._submit(command)
             case m.Cancel():
                 self._withdraw(command.unit, command.worker)
-            case m.Install():
-                self._spawn(self._install(command))
-            case m.Transfer():
-                self._spawn(self._transfer(command))
-            case m.Reduce():
-                self._spawn(self._reduce(command))
-            case m.Commit():
-                self._spawn(self._commit(command))
-            case m.Publish():
-                if command.theta in self._states:
-                    self._announce(command)
-                else:
-                    self._spawn(self._publish(command))
+            case m.Install() | m.Transfer() | m.Reduce() | m.Commit():
+                self._spawn(self._courier.carry(command))
             case m.Drop():
-                self._dropped += 1
-                self._drops.setdefault(command.worker, []).append((self._dropped, command.ref))
+                self._courier.drop(command)
+            case m.Publish():
+                self.published = (command.version, self._courier.publish(command))
+                self._listener.published(*self.published)
             case m.CloseIteration():
                 names = {w: self._fleet.name(w) for w in self._meter.workers}
                 self._listener.iteration_closed(self._meter.close(command, names, time.monotonic()))
@@ -244,16 +228,7 @@ class Engine:
             rate = learning_rate(config.optimizer, config.iterations, iteration)
         else:
             prompts = self._prompts_of(unit.micro_batch)
-        return Assignment(self._setup.epoch, run, prompts, rate, self._pending_drops(run.worker))
-
-    def _pending_drops(self, worker: str) -> Drops:
-        return tuple(self._drops.get(worker, ()))
-
-    def _acknowledge(self, worker: str, drops: Drops) -> None:
-        """The worker answered a message that carried `drops`."""
-        if drops:
-            last = drops[-1][0]
-            self._drops[worker] = [(number, ref) for number, ref in self._drops[worker] if number > last]
+        return Assignment(self._setup.epoch, run, prompts, rate, self._courier.pending_drops(run.worker))
 
     async def _wait(
         self,
@@ -278,9 +253,9 @@ class Engine:
             self._answer(run.worker, m.UnitFailed(run.unit, run.worker, f"{type(error).__name__}: {error}"))
             return
         self._forget(run)
-        self._acknowledge(run.worker, drops)
+        self._courier.acknowledge(run.worker, drops)
         if isinstance(run.unit, UpdateUnit):
-            self._hashes[run.unit.theta] = receipt.fingerprint
+            self._courier.made(run.unit.theta, receipt.fingerprint)
         self._meter.add(run, receipt)
         if not outcome.done():
             outcome.set_result(receipt)
@@ -307,101 +282,10 @@ class Engine:
     async def _cancel(self, future: Future) -> None:
         await self._client.cancel([future], force=True)
 
-    # --- moving data ---
-
-    async def _on(self, worker: str, call: Callable[..., Any], *args: Any) -> Any:
-        """Run a coroutine of workers.calls on one worker."""
-        address, drops = self._living_address(worker), self._pending_drops(worker)
-        results = await self._client.run(calls.control, self._setup.epoch, drops, call, *args, workers=[address])
-        self._acknowledge(worker, drops)
-        return results[address]
-
-    def _living_address(self, worker: str) -> str:
-        # Asking first saves the connection's time-out.
-        if not self._fleet.alive(worker):
-            raise OSError(f"{self._fleet.name(worker)} is gone")
-        return self._fleet.address(worker)
-
     def _answer(self, worker: str, event: m.Event) -> None:
         """Tell the scheduler, unless the worker is lost: it has been told of that, and nothing counts after it."""
         if self._fleet.alive(worker):
             self._inbox.put_nowait(event)
-
-    async def _install(self, command: m.Install) -> None:
-        theta = command.theta
-        ref = TrainerStateRef(theta) if command.with_optimizer else m.AdapterRef(theta)
-        try:
-            if command.source is None and theta == 0 and theta not in self._states:
-                await self._initialise(command.worker)
-            elif command.source is None:
-                state = self._states[theta]
-                tensors = join_state(state.adapter, state.optimizer) if command.with_optimizer else state.adapter
-                await self._on(command.worker, calls.install, ref, None, tensors, state.adapter_hash)
-            else:
-                source = self._living_address(command.source)
-                await self._on(command.worker, calls.pull, ref, source, self._hashes[theta])
-        except (OSError, LookupError) as error:
-            self._answer(command.worker, m.TransferFailed(m.AdapterRef(theta), command.worker, str(error)))
-        else:
-            self._answer(command.worker, m.VersionInstalled(command.worker, theta))
-
-    async def _initialise(self, worker: str) -> None:
-        made = await self._on(worker, calls.initialise)
-        if self._hashes.setdefault(0, made) != made:
-            raise RunFailed(
-                f"{self._fleet.name(worker)} made another initial adapter than the others from the same seed: "
-                "its torch draws other random numbers"
-            )
-
-    async def _transfer(self, command: m.Transfer) -> None:
-        try:
-            source = self._living_address(command.source)
-            await self._on(command.target, calls.pull, command.ref, source, "")
-        except (OSError, LookupError) as error:
-            self._answer(command.target, m.TransferFailed(command.ref, command.target, str(error)))
-        else:
-            self._answer(command.target, m.Transferred(command.ref, command.target))
-
-    async def _reduce(self, command: m.Reduce) -> None:
-        for source in command.sources:
-            ref = m.AccumulatorRef(command.theta, source)
-            try:
-                expected = command.contributions[source]
-                await self._on(command.lead, calls.merge, ref, self._living_address(source), expected)
-            except (OSError, LookupError) as error:
-                self._answer(command.lead, m.TransferFailed(ref, command.lead, str(error)))
-            else:
-                self._answer(command.lead, m.Transferred(ref, command.lead))
-
-    async def _commit(self, command: m.Commit) -> None:
-        ref = TrainerStateRef(command.theta)
-        try:
-            if command.standby is None:
-                await self._fetch_state(command.theta, command.lead)
-            else:
-                source = self._living_address(command.lead)
-                await self._on(command.standby, calls.pull, ref, source, self._hashes[command.theta])
-        except (OSError, LookupError) as error:
-            # The holder is gone: WorkerLost is on its way and the scheduler redoes the update.
-            self._listener.fleet_changed(f"commit of theta {command.theta} did not finish: {error}")
-        else:
-            self._answer(command.lead, m.Committed(command.theta))
-
-    async def _publish(self, command: m.Publish) -> None:
-        await self._fetch_state(command.theta, command.lead)
-        self._announce(command)
-
-    def _announce(self, command: m.Publish) -> None:
-        state = self._states[command.theta]
-        # A version's adapter may still be asked for until the next one is published.
-        floor = self.published[1].theta if self.published is not None else 0
-        self._states = {theta: s for theta, s in self._states.items() if theta >= floor}
-        self.published = (command.version, state)
-        self._listener.published(command.version, state)
-
-    async def _fetch_state(self, theta: int, worker: str) -> None:
-        _, tensors = await self._on(worker, calls.export, TrainerStateRef(theta))
-        self._states[theta] = TrainerState(theta, *split_state(tensors), self._hashes[theta])
 
 
 def role_of(unit: Unit) -> str:

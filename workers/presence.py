@@ -20,7 +20,7 @@ from weakref import WeakKeyDictionary
 
 from distributed import Scheduler, SchedulerPlugin, Worker, WorkerPlugin
 
-from workers import replica as replicas
+from workers import process
 
 TOPIC = "digenrl-presence"
 _INCARNATIONS: WeakKeyDictionary[Worker, str] = WeakKeyDictionary()
@@ -87,7 +87,7 @@ class Presence(WorkerPlugin):
 
     async def setup(self, worker: Worker) -> None:
         """Announce the worker once it can take units."""
-        worker.handlers["digenrl_fetch"] = replicas.fetch_handler
+        worker.handlers["digenrl_fetch"] = process.fetch_handler
         incarnation = incarnation_of(worker)
         await worker.set_resources(**dict.fromkeys(slots(incarnation).values(), 1))
         worker.log_event(TOPIC, {"op": "joined", "address": worker.address})

@@ -1,9 +1,5 @@
 """What one worker holds of a run, and the units it runs on it.
 
-    Replica       base model, adapters by theta, rollouts, trajectories, accumulators, receipts
-    build/current the replica of this process, by the run's epoch
-    fetch_handler what other workers fetch
-
 Thread use: the device lane and the cpu lane each run one unit at a time; loads, stores and drops come from threads of
 the event loop. They touch different entries by construction of the schedule: nothing is dropped while a unit needs it.
 """
@@ -14,14 +10,8 @@ import logging
 import threading
 import time
 from collections.abc import Callable
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 from typing import Any
-
-import numpy as np
-import torch
-from distributed.protocol import to_serialize
-from distributed.utils import offload
-from numpy.typing import NDArray
 
 from digenrl import runspec
 from digenrl.algorithms.accumulate import Accumulator, AccumulatorState, NonFiniteGradient
@@ -33,7 +23,7 @@ from digenrl.models.registry import load_model
 from digenrl.policy import Adapter, NumberedAdapter, Policy, adapter_hash
 from digenrl.rewards.base import PromptRecord
 from digenrl.rewards.mix import RewardMix
-from digenrl.rollout import RolloutState, advance, finish, start_rollout
+from digenrl.rollout import RolloutState, advance, finish, rollout_hash, start_rollout
 from digenrl.scheduling.messages import (
     AccumulatorRef,
     AdapterRef,
@@ -49,31 +39,20 @@ from digenrl.scheduling.messages import (
 from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, UpdateUnit
 from digenrl.scoring import score_micro_batch
 from digenrl.training import Contribution, train_unit
-from digenrl.trajectory import Trajectory, tensor_hash
+from workers.held import (
+    FinishedRollout,
+    HeldRef,
+    Tensors,
+    TrainerStateRef,
+    join_state,
+    pack_rollout,
+    split_state,
+    unpack_rollout,
+)
 from workers.previews import previews
-from workers.receipts import Assignment, Drops, Readiness, Receipt, RunSetup
+from workers.receipts import Assignment, Drops, Receipt, RunSetup
 
 logger = logging.getLogger(__name__)
-
-Tensors = dict[str, torch.Tensor]
-
-
-@dataclass(frozen=True, order=True)
-class TrainerStateRef:
-    """Adapter and optimiser state of `theta`: what a lead trainer continues from."""
-
-    theta: int
-
-
-HeldRef = Ref | TrainerStateRef
-
-
-@dataclass(frozen=True)
-class FinishedRollout:
-    """A complete rollout: what training and scoring need."""
-
-    trajectory: Trajectory
-    images: NDArray[np.uint8]
 
 
 class Replica:
@@ -140,7 +119,7 @@ class Replica:
         trajectory, images = finish(self.policy, spec, state)
         self._rollouts.pop(unit.micro_batch, None)
         self._finished[unit.micro_batch] = FinishedRollout(trajectory, images)
-        return replace(_receipt(RolloutDone()), fingerprint=rollout_fingerprint(trajectory, images))
+        return replace(_receipt(RolloutDone()), fingerprint=rollout_hash(trajectory, images))
 
     def _score(self, unit: ScoreUnit, prompts: tuple[PromptRecord, ...]) -> Receipt:
         done = self._finished[unit.micro_batch]
@@ -313,40 +292,6 @@ class Replica:
         return {name: tensor.to(self.policy.device) for name, tensor in tensors.items()}
 
 
-def rollout_fingerprint(trajectory: Trajectory, images: NDArray[np.uint8]) -> str:
-    """Content hash of a complete rollout."""
-    return tensor_hash(trajectory.sigmas, trajectory.latents, trajectory.next_latents, torch.from_numpy(images))
-
-
-def pack_rollout(done: FinishedRollout) -> tuple[Any, Tensors]:
-    """A rollout as (description, tensors)."""
-    values = {f.name: getattr(done.trajectory, f.name) for f in fields(Trajectory)}
-    tensors = {name: value for name, value in values.items() if isinstance(value, torch.Tensor)}
-    rest = {name: value for name, value in values.items() if name not in tensors}
-    return rest, {**tensors, "images": torch.from_numpy(done.images)}
-
-
-def unpack_rollout(meta: Any, tensors: Tensors) -> FinishedRollout:
-    """Inverse of pack_rollout."""
-    images = tensors.pop("images").numpy()
-    return FinishedRollout(Trajectory(**meta, **tensors), images)
-
-
-def join_state(adapter: Adapter, optimizer: Tensors) -> Tensors:
-    """Adapter and optimiser tensors under one roof."""
-    return {
-        **{f"adapter/{name}": tensor for name, tensor in adapter.items()},
-        **{f"optimizer/{name}": tensor for name, tensor in optimizer.items()},
-    }
-
-
-def split_state(tensors: Tensors) -> tuple[Adapter, Tensors]:
-    """Inverse of join_state."""
-    adapter = {n.removeprefix("adapter/"): t for n, t in tensors.items() if n.startswith("adapter/")}
-    optimizer = {n.removeprefix("optimizer/"): t for n, t in tensors.items() if n.startswith("optimizer/")}
-    return adapter, optimizer
-
-
 def _checked(theta: int, adapter: Adapter, expected_hash: str) -> Adapter:
     found = adapter_hash(adapter)
     if expected_hash and found != expected_hash:
@@ -358,45 +303,3 @@ def _checked(theta: int, adapter: Adapter, expected_hash: str) -> Adapter:
 
 def _receipt(outcome: Outcome) -> Receipt:
     return Receipt(outcome, started_at=0.0, seconds=0.0)
-
-
-_REPLICAS: dict[str, Replica] = {}
-
-
-def build(setup: RunSetup, incarnation: str) -> Readiness:
-    """Make this process's replica for a run; the replica of any earlier run is freed."""
-    began = time.perf_counter()
-    torch.set_num_threads(1)
-    if setup.epoch not in _REPLICAS:
-        _REPLICAS.clear()
-        _REPLICAS[setup.epoch] = Replica(setup, incarnation)
-    kind = torch.cuda.get_device_name() if setup.config.cluster.device == "cuda" else "cpu"
-    return Readiness(incarnation, kind, frozenset({"rollout", "train", "score"}), time.perf_counter() - began)
-
-
-def current(epoch: str) -> Replica:
-    """The replica of a run.
-
-    Raises:
-        LookupError: this process serves another run, or none.
-    """
-    try:
-        return _REPLICAS[epoch]
-    except KeyError:
-        raise LookupError(
-            f"this worker has no replica of run {epoch}; it serves {sorted(_REPLICAS) or 'no run'}"
-        ) from None
-
-
-def discard(epoch: str) -> None:
-    """Free the replica of a run."""
-    _REPLICAS.pop(epoch, None)
-
-
-async def fetch_handler(epoch: str, ref: HeldRef) -> dict[str, Any]:
-    """Answer another worker's fetch."""
-    replica = _REPLICAS.get(epoch)
-    if replica is None or not replica.holds(ref):
-        return {"missing": True}
-    meta, tensors = await offload(replica.load, ref)
-    return {"meta": to_serialize(meta), "tensors": to_serialize(tensors)}

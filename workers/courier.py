@@ -1,0 +1,188 @@
+"""Moves data between workers, and between them and the driver.
+
+Carries out Install, Transfer, Reduce and Commit as coroutines on the worker that receives, beside its slots, and
+answers each with an event. Keeps the adapters that were committed to the driver, the content hash of every adapter,
+and what each worker has still to be told to forget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from distributed import Client
+
+from digenrl.scheduling import messages as m
+from workers import calls
+from workers.fleet import Fleet
+from workers.held import HeldRef, TrainerStateRef, join_state, split_state
+from workers.listener import TrainerState
+from workers.receipts import Drops, RunSetup
+
+
+class RunFailed(RuntimeError):
+    """The run cannot go on; the message is a sentence for the person."""
+
+
+class Courier:
+    """Data movement of one run.
+
+    Args:
+        client: asynchronous client of the cluster.
+        fleet: workers by incarnation.
+        setup: the run.
+        start: what the driver holds at first; None: nothing, each worker makes theta 0 itself.
+        answer: receives (worker it is about, event).
+    """
+
+    def __init__(
+        self,
+        client: Client,
+        fleet: Fleet,
+        setup: RunSetup,
+        *,
+        start: TrainerState | None,
+        answer: Callable[[str, m.Event], None],
+    ) -> None:
+        self._client = client
+        self._fleet = fleet
+        self._setup = setup
+        self._answer = answer
+        self._states: dict[int, TrainerState] = {start.theta: start} if start is not None else {}
+        self._hashes: dict[int, str] = {start.theta: start.adapter_hash} if start is not None else {}
+        self._published_theta = 0
+        self._drops: dict[str, list[tuple[int, m.Ref]]] = {}
+        self._dropped = 0
+
+    # --- forgetting ---
+
+    def drop(self, command: m.Drop) -> None:
+        """Let the next message to the worker carry the drop."""
+        self._dropped += 1
+        self._drops.setdefault(command.worker, []).append((self._dropped, command.ref))
+
+    def pending_drops(self, worker: str) -> Drops:
+        """What a message to this worker must carry."""
+        return tuple(self._drops.get(worker, ()))
+
+    def acknowledge(self, worker: str, drops: Drops) -> None:
+        """The worker answered a message that carried `drops`."""
+        if drops:
+            last = drops[-1][0]
+            self._drops[worker] = [(number, ref) for number, ref in self._drops[worker] if number > last]
+
+    # --- adapters ---
+
+    def made(self, theta: int, adapter_hash: str) -> None:
+        """An optimiser step made the adapter `theta`."""
+        self._hashes[theta] = adapter_hash
+
+    def publish(self, command: m.Publish) -> TrainerState:
+        """The committed state that becomes a version; older ones are kept as long as somebody may need them."""
+        state = self._states[command.theta]
+        # The version before may still be asked for, by a worker that joins while its evaluation goes on.
+        self._states = {theta: s for theta, s in self._states.items() if theta >= self._published_theta}
+        self._published_theta = command.theta
+        return state
+
+    # --- commands ---
+
+    async def carry(self, command: m.Install | m.Transfer | m.Reduce | m.Commit) -> None:
+        """Carry out a command and answer it.
+
+        Raises:
+            ValueError: what arrived is not what was sent; the run must not go on.
+        """
+        match command:
+            case m.Install():
+                await self._install(command)
+            case m.Transfer():
+                await self._transfer(command)
+            case m.Reduce():
+                for source in command.sources:
+                    await self._merge(command, source)
+            case m.Commit():
+                await self._commit(command)
+
+    async def _install(self, command: m.Install) -> None:
+        theta, worker = command.theta, command.worker
+        ref = TrainerStateRef(theta) if command.with_optimizer else m.AdapterRef(theta)
+        try:
+            if command.source is not None:
+                await self._pull(worker, ref, command.source, self._hashes[theta])
+            elif theta in self._states:
+                state = self._states[theta]
+                tensors = join_state(state.adapter, state.optimizer) if command.with_optimizer else state.adapter
+                await self._on(worker, calls.install, ref, None, tensors, state.adapter_hash)
+            else:
+                await self._initialise(worker)
+        except OSError as error:
+            self._answer(worker, m.TransferFailed(m.AdapterRef(theta), worker, str(error)))
+        else:
+            self._answer(worker, m.VersionInstalled(worker, theta))
+
+    async def _initialise(self, worker: str) -> None:
+        made = await self._on(worker, calls.initialise)
+        if self._hashes.setdefault(0, made) != made:
+            raise RunFailed(
+                f"{self._fleet.name(worker)} made another initial adapter than the others from the same seed: "
+                "its torch draws other random numbers"
+            )
+
+    async def _transfer(self, command: m.Transfer) -> None:
+        target = command.target
+        try:
+            await self._pull(target, command.ref, command.source, "")
+        except OSError as error:
+            self._answer(target, m.TransferFailed(command.ref, target, str(error)))
+        else:
+            self._answer(target, m.Transferred(command.ref, target))
+
+    async def _merge(self, command: m.Reduce, source: str) -> None:
+        ref, lead = m.AccumulatorRef(command.theta, source), command.lead
+        try:
+            address = self._living_address(source)
+            await self._on(lead, calls.merge, ref, address, command.contributions[source])
+        except OSError as error:
+            self._answer(lead, m.TransferFailed(ref, lead, str(error)))
+        else:
+            self._answer(lead, m.Transferred(ref, lead))
+
+    async def _commit(self, command: m.Commit) -> None:
+        theta, updates = command.theta, self._setup.config.algorithm.updates_per_iteration
+        try:
+            if command.standby is not None:
+                await self._pull(command.standby, TrainerStateRef(theta), command.lead, self._hashes[theta])
+            if command.standby is None or theta % updates == 0:
+                # What will be published is kept here too: checkpoints are written from it.
+                await self._fetch(theta, command.lead)
+        except OSError:
+            # A worker died. Its loss, of which the scheduler is told, makes it commit again or redo the update.
+            return
+        self._answer(command.lead, m.Committed(theta))
+
+    async def _fetch(self, theta: int, worker: str) -> None:
+        _, tensors = await self._on(worker, calls.export, TrainerStateRef(theta))
+        self._states[theta] = TrainerState(theta, *split_state(tensors), self._hashes[theta])
+
+    # --- calls ---
+
+    async def _pull(self, target: str, ref: HeldRef, source: str, expected_hash: str) -> None:
+        await self._on(target, calls.pull, ref, self._living_address(source), expected_hash)
+
+    async def _on(self, worker: str, call: Callable[..., Any], *arguments: Any) -> Any:
+        """Run a coroutine of workers.calls on one worker.
+
+        Raises:
+            OSError: the worker is gone, or its peer.
+        """
+        address, drops = self._living_address(worker), self.pending_drops(worker)
+        results = await self._client.run(calls.control, self._setup.epoch, drops, call, *arguments, workers=[address])
+        self.acknowledge(worker, drops)
+        return results[address]
+
+    def _living_address(self, worker: str) -> str:
+        # Asking first saves the connection's time-out.
+        if not self._fleet.alive(worker):
+            raise OSError(f"{self._fleet.name(worker)} is gone")
+        return self._fleet.address(worker)
