@@ -18,9 +18,6 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 
 import torch
-from peft import LoraConfig as PeftLoraConfig
-from peft import inject_adapter_in_model
-from peft.tuners.lora import LoraLayer
 from torch import nn
 
 from digenrl.config import LoraConfig
@@ -77,6 +74,11 @@ class Policy:
         self.device = torch.device(device)
         self.bound: Hashable = None
         self._seed = seed
+        # Seconds to import, for transformers comes along; a process that only handles adapters does without.
+        from peft import LoraConfig as PeftLoraConfig
+        from peft import inject_adapter_in_model
+        from peft.tuners.lora import LoraLayer
+
         targets = lora.targets or model.lora_targets
         _check_targets(model.transformer, targets)
         with torch.random.fork_rng(devices=[]):  # peft draws initial values, which are overwritten on the first bind
@@ -178,6 +180,8 @@ def _check_targets(transformer: nn.Module, targets: tuple[str, ...]) -> None:
         ConfigError: naming the target and the nearest layer name.
         ValueError: another policy was built on this model.
     """
+    from peft.tuners.lora import LoraLayer
+
     if any(isinstance(module, LoraLayer) for module in transformer.modules()):
         raise ValueError("this model already carries a LoRA: a policy needs a freshly loaded model")
     linear = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 from pathlib import Path
 from typing import Any
 
@@ -10,6 +11,8 @@ from digenrl.config import RunConfig
 from flows.history import History
 from storage import checkpoints
 from workers.listener import IterationReport, Listener, TrainerState
+
+logger = logging.getLogger(__name__)
 
 
 class Checkpointer(Listener):
@@ -19,33 +22,32 @@ class Checkpointer(Listener):
         root: where checkpoints go.
         config: the run's configuration.
         history: goes into each checkpoint; must hear of an iteration before this listener does.
+
+    Attributes:
         extra: more state for each checkpoint, e.g. the MLflow run id.
+        last: the newest checkpoint, None if there is none.
     """
 
-    def __init__(self, root: Path | str, config: RunConfig, history: History, extra: dict[str, Any]) -> None:
+    def __init__(self, root: Path | str, config: RunConfig, history: History) -> None:
         self._root = root
         self._config = config
         self._history = history
-        self._extra = extra
         self._state: TrainerState | None = None
-        self._complete = 0
-        self._due: int | None = None
+        self._closed = 0
         self._saved: int | None = None
         self._saving: asyncio.Task[None] | None = None
+        self.extra: dict[str, Any] = {}
         self.last: checkpoints.CheckpointInfo | None = None
 
     def published(self, version: int, state: TrainerState) -> None:
         """See Listener."""
         self._state = state
-        self._start_if_due()
+        self._save_if_due()
 
     def iteration_closed(self, report: IterationReport) -> None:
         """See Listener."""
-        self._complete = report.iteration + 1
-        every = self._config.checkpoint.every
-        if every and self._complete % every == 0 and self._complete < self._config.iterations:
-            self._due = self._complete
-            self._start_if_due()
+        self._closed = report.iteration + 1
+        self._save_if_due()
 
     async def finish(self) -> checkpoints.CheckpointInfo | None:
         """Save the last published state if that has not been done, and wait for it.
@@ -55,29 +57,47 @@ class Checkpointer(Listener):
         """
         if self._saving is not None:
             await self._saving
-        if self._state is not None and self._saved != self._complete:
-            await self._save(self._complete, self._state)
+        if self._state is not None and self._saved != self._trained(self._state):
+            await self._save(self._state)
         return self.last
 
-    def _start_if_due(self) -> None:
-        updates = self._config.algorithm.updates_per_iteration
-        if self._due is None or self._state is None or self._state.theta != self._due * updates:
-            return
-        if self._saving is None or self._saving.done():
-            self._saving = asyncio.create_task(self._save(self._due, self._state))
-            self._due = None
+    def _trained(self, state: TrainerState) -> int:
+        """Iterations that made `state`."""
+        return state.theta // self._config.algorithm.updates_per_iteration
 
-    async def _save(self, complete: int, state: TrainerState) -> None:
+    def _save_if_due(self) -> None:
+        every = self._config.checkpoint.every
+        # An iteration's state is published before or after the iteration closes; the history must have both.
+        if self._state is None or self._trained(self._state) != self._closed or not every or self._closed % every:
+            return
+        if self._closed == self._config.iterations:
+            return  # `finish` saves it
+        if self._saving is not None and not self._saving.done():
+            logger.info("no checkpoint after %d iterations: the one before is still being saved", self._closed)
+            return
+        self._saving = asyncio.create_task(self._save_or_warn(self._state))
+
+    async def _save_or_warn(self, state: TrainerState) -> None:
+        """Storage that fails does not end the run: later checkpoints may succeed, and the last one must."""
+        try:
+            await self._save(state)
+        except Exception as error:
+            logger.info("saving failed", exc_info=True)
+            logger.warning("the checkpoint after %d iterations was not saved: %s", self._trained(state), error)
+
+    async def _save(self, state: TrainerState) -> None:
+        complete = self._trained(state)
         tensors = {"adapter": state.adapter, "optimizer": state.optimizer}
         content = {
-            **self._extra,
+            **self.extra,
             "theta": state.theta,
             "adapter_hash": state.adapter_hash,
             "config": self._config.model_dump(mode="json"),
-            "history": self._history.to_state(),
+            "history": self._history.until(complete).to_state(),
         }
         self.last = await asyncio.to_thread(checkpoints.save, self._root, complete, tensors, content)
         self._saved = complete
+        logger.info("saved %s", self.last.url)
         await asyncio.to_thread(checkpoints.prune, self._root, self._config.checkpoint.keep)
 
 

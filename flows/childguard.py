@@ -14,8 +14,8 @@ import subprocess
 import sys
 import time
 
-POLL_S = 0.2
-GRACE_S = 2.0
+POLL_S = 0.1
+GRACE_S = 1.0
 
 
 def main(argv: list[str]) -> int:

@@ -72,6 +72,13 @@ class History(Listener):
         names = sorted({name for row in self.rows for name in row.busy})
         return {n: sum(row.busy.get(n, 0.0) * row.seconds for row in self.rows) / total for n in names} if total else {}
 
+    def until(self, iterations: int) -> History:
+        """What was known when so many iterations were complete."""
+        return History(
+            [row for row in self.rows if row.iteration < iterations],
+            {version: values for version, values in self.evaluations.items() if version <= iterations},
+        )
+
     def to_state(self) -> dict[str, Any]:
         """JSON form."""
         return {

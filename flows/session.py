@@ -1,42 +1,46 @@
 """One attempt at a training run: its directory, its listeners, and what it leaves behind.
 
 session = Session(directory, resume=False, flow_run_id=...)
+await session.open_tracker()
 engine = session.engine(client)
-result = await session.close(status, ...)
+result = await session.close(status)
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
+import multiprocessing
 import os
 import time
 import uuid
 from collections.abc import Callable, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from digenrl.scheduling.scheduler import Scheduler
 from distributed import Client
-from storage.tracker import Tracker
+from safetensors.torch import save as save_tensors
 
 from digenrl import runspec
 from digenrl.config import RunConfig
-from digenrl.models.registry import save_lora
 from digenrl.prompts import load_prompts
 from digenrl.scheduling.policies import Colocated, Disaggregated, Layout
+from digenrl.scheduling.scheduler import Scheduler
 from flows.checkpointing import Checkpointer, restore
 from flows.history import History
+from flows.logbook import Logbook
 from flows.report import Places, draw, summarise
 from flows.tracking import Tracking
+from flows.weights import write_lora
+from storage.checkpoints import CheckpointInfo
 from storage.runs import RunDirectory
+from storage.tracker import Tracker
 from tasks.observers import Observers
+from workers import forkserver
 from workers.engine import Engine
 from workers.listener import Listener, Listeners
 from workers.receipts import RunSetup
-
-logger = logging.getLogger(__name__)
 
 
 @dataclass(frozen=True)
@@ -82,28 +86,46 @@ class Session:
         restored = restore(directory.checkpoints) if resume else None
         self.start_iteration, self.start, saved = restored if restored is not None else (0, None, None)
         self.history = History.from_state(saved.state["history"]) if saved is not None else History()
-        self._flow_run_id = flow_run_id
+        before = (directory.read_summary() or {}) if resume else {}
+        self._mlflow_run_id = before.get("mlflow_run_id")
+        self.previous_flow_run_id = before.get("prefect_flow_run_id")
+        self.flow_run_id = flow_run_id
         self._prefect_page = prefect_page
+        self._watchers = watchers
         self._prompts = load_prompts(self.config.data.prompts)
         self._held_out = load_prompts(self.config.data.held_out) if self.config.data.held_out else ()
         self.shape = runspec.shape(self.config, len(self._held_out), self.start_iteration)
-        self._tracker = _open_tracker(self.config, directory.name, saved.state if saved is not None else {})
-        mlflow_run_id = self._tracker.run_id if self._tracker is not None else None
+        self._tracker: Tracker | None = None
+        self._engine: Engine | None = None
         self._observers = Observers(self.config.schedule.observe, self.shape)
-        self._checkpointer = Checkpointer(
-            directory.checkpoints, self.config, self.history, {"mlflow_run_id": mlflow_run_id}
-        )
-        self._listener = Listeners(
-            self.history,
-            self._observers,
-            self._checkpointer,
-            Tracking(self._tracker, directory, self._held_out),
-            *watchers,
-        )
+        self._checkpointer = Checkpointer(directory.checkpoints, self.config, self.history)
+        self._checkpointer.last = saved.info if saved is not None else None
+        if saved is not None:
+            self._mlflow_run_id = saved.state.get("mlflow_run_id") or self._mlflow_run_id
+
+    async def open_tracker(self) -> None:
+        """Create the MLflow run, or open that of the attempt before this one. Call it before `engine`.
+
+        Raises:
+            TrackerError: MLflow cannot be reached, or refuses.
+        """
+        self._tracker = await asyncio.to_thread(_open_tracker, self.config, self.directory.name, self._mlflow_run_id)
+        if self._tracker is not None:
+            self._mlflow_run_id = self._checkpointer.extra["mlflow_run_id"] = self._tracker.run_id
+        # Whoever resumes the run after this process was killed finds the MLflow run here.
+        self.directory.write_summary(self._summary("running", self._places(self._checkpointer.last, None)))
 
     def engine(self, client: Client) -> Engine:
         """The engine of this attempt on a cluster."""
-        return Engine(
+        listener = Listeners(
+            self.history,
+            self._observers,
+            self._checkpointer,
+            Tracking(self._tracker, self.directory, self._held_out),
+            Logbook(),
+            *self._watchers,
+        )
+        self._engine = Engine(
             client=client,
             setup=RunSetup(uuid.uuid4().hex, self.config, len(self._held_out), self.start_iteration),
             scheduler=Scheduler(
@@ -116,30 +138,41 @@ class Session:
             ),
             start=self.start,
             prompts_of=lambda m: tuple(runspec.prompts_of(self.shape, m, self._prompts, self._held_out)),
-            listener=self._listener,
+            listener=listener,
         )
+        return self._engine
 
-    async def close(self, status: str, engine: Engine | None) -> Result:
+    async def close(self, status: str) -> Result:
         """Save and write what there is.
 
         Args:
             status: completed, cancelled or failed.
-            engine: of this attempt, None if it never came to be.
         """
-        await self._observers.close()
-        checkpoint = await self._checkpointer.finish()
-        lora = await asyncio.to_thread(self._save_lora, engine)
-        pictures = await asyncio.to_thread(draw, self.directory, self.history)
-        tracker = self._tracker
-        places = Places(
+        checkpoint, lora, pictures, _ = await asyncio.gather(
+            self._checkpointer.finish(),
+            asyncio.to_thread(self._save_lora),
+            asyncio.to_thread(draw, self.directory, self.history),
+            self._observers.close(),
+        )
+        places = self._places(checkpoint, lora)
+        summary = self._summary(status, places)
+        self.directory.write_summary(summary)
+        if self._tracker is not None:
+            await asyncio.to_thread(self._finish_tracking, self._tracker, status, lora, pictures)
+        return Result(summary, places, pictures, self._observers.emitted)
+
+    def _places(self, checkpoint: CheckpointInfo | None, lora: Path | None) -> Places:
+        return Places(
             checkpoint=checkpoint.url if checkpoint is not None else None,
             lora=lora,
-            mlflow_run_id=tracker.run_id if tracker is not None else None,
-            mlflow_page=tracker.page if tracker is not None else None,
-            prefect_flow_run_id=self._flow_run_id,
+            mlflow_run_id=self._mlflow_run_id,
+            mlflow_page=self._tracker.page if self._tracker is not None else None,
+            prefect_flow_run_id=self.flow_run_id,
             prefect_page=self._prefect_page,
         )
-        summary = summarise(
+
+    def _summary(self, status: str, places: Places) -> dict[str, Any]:
+        return summarise(
             self.directory.name,
             self.config,
             self.history,
@@ -148,17 +181,17 @@ class Session:
             seconds=time.monotonic() - self._began,
             observing=self._observers.share,
         )
-        self.directory.write_summary(summary)
-        if tracker is not None:
-            await asyncio.to_thread(self._finish_tracking, tracker, status, lora, pictures)
-        return Result(summary, places, pictures, self._observers.emitted)
 
-    def _save_lora(self, engine: Engine | None) -> Path | None:
-        if engine is None or engine.published is None:
+    def _save_lora(self) -> Path | None:
+        if self._engine is None or self._engine.published is None:
             return None
         lora = self.directory.path / "lora"
-        _, state = engine.published
-        save_lora(self.config.model.family, state.adapter, self.config.lora, lora)
+        _, state = self._engine.published
+        # In a process that has diffusers imported already; as bytes, since a tensor would travel as shared memory.
+        context = multiprocessing.get_context(forkserver.METHOD)
+        with ProcessPoolExecutor(1, mp_context=context) as pool:
+            adapter = save_tensors(state.adapter)
+            pool.submit(write_lora, self.config.model.family, adapter, self.config.lora, lora).result()
         return lora
 
     def _finish_tracking(self, tracker: Tracker, status: str, lora: Path | None, pictures: dict[str, Path]) -> None:
@@ -180,14 +213,14 @@ def layout_of(config: RunConfig) -> Layout:
     return makers[config.schedule.layout]()
 
 
-def _open_tracker(config: RunConfig, name: str, saved: dict[str, Any]) -> Tracker | None:
+def _open_tracker(config: RunConfig, name: str, mlflow_run_id: str | None) -> Tracker | None:
     if config.tracking.uri == "none":
         return None
     uri = os.environ["MLFLOW_TRACKING_URI"] if config.tracking.uri == "managed" else config.tracking.uri
     tracker = Tracker(uri, config.tracking.experiment)
     params = _flat(config.model_dump(mode="json"))
-    if saved.get("mlflow_run_id"):
-        tracker.resume(saved["mlflow_run_id"], params)
+    if mlflow_run_id is not None:
+        tracker.resume(mlflow_run_id, params)
     else:
         tracker.start(name, params, {"digenrl.run": name})
     return tracker

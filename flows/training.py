@@ -7,25 +7,29 @@ It ends as Completed, as Cancelled (from the UI, SIGINT or SIGTERM: with a check
 from __future__ import annotations
 
 import asyncio
-import contextlib
-import signal
-from collections.abc import AsyncIterator, Callable
+import logging
+from collections.abc import Callable
 from contextvars import ContextVar
 from dataclasses import dataclass, field
+from uuid import UUID
 
 from prefect import flow, get_client
+from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
-from prefect.states import Cancelled, Completed, State
+from prefect.states import Cancelled, Completed, Crashed, State
 
 from flows.session import Result, Session
+from flows.stopping import Stop, stopping
 from storage.home import home
 from storage.runs import RunDirectory
 from workers.cluster import open_cluster
 from workers.engine import Engine
 from workers.listener import Listener
 
-#: How often the flow asks Prefect whether it was cancelled.
-CANCEL_POLL_S = 2.0
+logger = logging.getLogger(__name__)
+
+#: How often the flow looks whether its servers answer.
+SERVERS_POLL_S = 0.1
 
 
 @dataclass
@@ -35,11 +39,13 @@ class Watch:
     Attributes:
         listeners: hear what the engine says.
         phase: hears what goes on before and after the iterations.
+        pending: services that the run needs and that do not answer yet.
         result: what the flow left, set at its end.
     """
 
     listeners: tuple[Listener, ...] = ()
     phase: Callable[[str], None] = field(default=lambda text: None)
+    pending: Callable[[], list[str]] = field(default=list)
     result: Result | None = None
 
 
@@ -62,55 +68,59 @@ async def training(run_name: str, resume: bool = False) -> State[None]:
         prefect_page=flow_run.ui_url,
         watchers=watch.listeners,
     )
-    engine: Engine | None = None
+    await _bury(session.previous_flow_run_id)
     status = "failed"
-    try:
-        watch.phase("starting workers")
-        async with open_cluster(session.config.cluster) as client:
-            engine = session.engine(client)
-            async with stopping(engine):
-                status = "completed" if await engine.run() else "cancelled"
-            watch.phase("finishing")
-    finally:
-        watch.result = await session.close(status, engine)
+    async with stopping(UUID(session.flow_run_id)) as stop:
+        try:
+            status = await _train(session, watch, stop)
+        finally:
+            _say(watch, "finishing")
+            watch.result = await session.close(status)
     iterations = watch.result.summary["iterations"]
     if status == "completed":
         return Completed(message=f"{iterations} iterations")
     return Cancelled(message=f"stopped after {iterations} iterations; continue with: digenrl resume {run_name}")
 
 
-@contextlib.asynccontextmanager
-async def stopping(engine: Engine) -> AsyncIterator[None]:
-    """Within it, SIGINT, SIGTERM and a cancellation in Prefect stop the engine; a second signal acts as usual."""
-    loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def stop() -> None:
-        engine.stop()
-        restore()
-
-    def restore() -> None:
-        for number, handler in before.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handler)
-
-    for number in before:
-        loop.add_signal_handler(number, stop)
-    polling = asyncio.create_task(_poll(engine))
+async def _train(session: Session, watch: Watch, stop: Stop) -> str:
+    """Open everything side by side, run the engine; completed or cancelled."""
+    _say(watch, "starting workers")
+    tracking = asyncio.create_task(_open_tracking(session, watch, stop))
     try:
-        yield
+        async with open_cluster(session.config.cluster) as client:
+            await tracking
+            if stop.requested:
+                return "cancelled"
+            engine: Engine = session.engine(client)
+            stop.then(engine.stop)
+            return "completed" if await engine.run() else "cancelled"
     finally:
-        polling.cancel()
-        restore()
+        tracking.cancel()
 
 
-async def _poll(engine: Engine) -> None:
-    """Stop the engine once the flow run is Cancelling; a server that does not answer is asked again."""
+async def _open_tracking(session: Session, watch: Watch, stop: Stop) -> None:
+    """Open the MLflow run once its server answers, unless the run is to stop before that."""
+    while watch.pending() and not stop.requested:
+        await asyncio.sleep(SERVERS_POLL_S)
+    if not stop.requested:
+        await session.open_tracker()
+
+
+async def _bury(flow_run_id: str | None) -> None:
+    """Mark the flow run of an attempt that was killed as Crashed; nobody else could."""
+    if flow_run_id is None or flow_run_id == str(flow_run.id):
+        return
     async with get_client() as client:
-        while True:
-            await asyncio.sleep(CANCEL_POLL_S)
-            with contextlib.suppress(Exception):
-                run = await client.read_flow_run(flow_run.id)
-                if run.state is not None and (run.state.is_cancelling() or run.state.is_cancelled()):
-                    engine.stop()
-                    return
+        try:
+            left = await client.read_flow_run(UUID(flow_run_id))
+            if left.state is None or not left.state.is_final():
+                await client.set_flow_run_state(
+                    left.id, Crashed(message="its process ended; resumed since"), force=True
+                )
+        except (ObjectNotFound, OSError) as error:  # it was recorded by another server
+            logger.info("the flow run before this one, %s, was not looked up: %s", flow_run_id, error)
+
+
+def _say(watch: Watch, phase: str) -> None:
+    logger.info("%s", phase)
+    watch.phase(phase)

@@ -1,6 +1,7 @@
 """The trained weights a run has on disk.
 
 newest_weights(directory) -> Weights     the newest whole checkpoint, else the LoRA written at the run's end
+write_lora(...)                          writes that LoRA
 """
 
 from __future__ import annotations
@@ -8,9 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
+from safetensors.torch import load as load_tensors
 from safetensors.torch import load_file
 
+from digenrl.config import LoraConfig
 from digenrl.config_errors import ConfigError
+from digenrl.models.registry import save_lora
 from digenrl.policy import Adapter
 from storage import checkpoints
 from storage.runs import RunDirectory
@@ -57,6 +61,18 @@ def newest_weights(directory: RunDirectory) -> Weights:
         f"the run {directory.name!r} has no trained weights yet: no whole checkpoint in {directory.checkpoints} and no "
         f"{lora}; train it with `digenrl resume {directory.name}`"
     )
+
+
+def write_lora(family: str, adapter: bytes, lora: LoraConfig, directory: Path) -> None:
+    """Write an adapter so that the family's diffusers pipeline takes it.
+
+    Args:
+        family: of models.
+        adapter: a safetensors file, which unlike tensors can be sent to any process.
+        lora: rank and alpha.
+        directory: is created if missing.
+    """
+    save_lora(family, load_tensors(adapter), lora, directory)
 
 
 def _read_lora(path: Path) -> Adapter:

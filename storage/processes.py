@@ -10,11 +10,15 @@ import contextlib
 import os
 import signal
 import sys
+import time
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import psutil
+
+#: How long the kernel may take to end a process that was sent SIGKILL.
+KILLED_S = 1.0
 
 
 @dataclass(frozen=True)
@@ -87,7 +91,10 @@ def terminate_trees(pids: Iterable[int], timeout_s: float = 5.0) -> None:
     survivors = [process for process in everything if is_running(process)]
     for process in survivors:
         _send(process, signal.SIGKILL)
-    psutil.wait_procs(survivors, timeout=1.0)
+    # Not psutil.wait_procs: a process whose parent does not reap it stays a zombie, which is as good as gone.
+    deadline = time.monotonic() + KILLED_S
+    while any(map(is_running, survivors)) and time.monotonic() < deadline:
+        time.sleep(0.02)
 
 
 def is_running(process: psutil.Process) -> bool:

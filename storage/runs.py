@@ -8,6 +8,7 @@
     summary.json    how the run stands; replaced whole
     timeline.json   what ran where and when
     log.txt         the run's log
+    lock            held by the process that trains the run, which it names
     checkpoints/    see storage.checkpoints
     pictures/       sample grids by iteration
 
@@ -17,8 +18,12 @@ only.
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
+import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -107,6 +112,27 @@ class RunDirectory:
     def checkpoints(self) -> Path:
         """Root of the run's checkpoints; may not exist yet."""
         return self.path / "checkpoints"
+
+    @contextlib.contextmanager
+    def held(self) -> Iterator[None]:
+        """Within it, this process is the only one that trains the run. The kernel frees the lock if it dies.
+
+        Raises:
+            ConfigError: another process trains it; names its pid.
+        """
+        with (self.path / "lock").open("a+") as lock:
+            try:
+                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError:
+                lock.seek(0)
+                holder = lock.read().strip() or "unknown"
+                raise ConfigError(
+                    f"the run {self.name!r} is being trained by process {holder}; wait for it or stop it first"
+                ) from None
+            lock.truncate(0)
+            lock.write(f"{os.getpid()}\n")
+            lock.flush()
+            yield
 
     def picture_path(self, label: str, iteration: int) -> Path:
         """Where a picture goes, e.g. `pictures/held-out-000010.png`; its directory exists on return."""

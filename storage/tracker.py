@@ -36,6 +36,7 @@ MAX_PARAM_CHARS = 6000
 _CLIENT_ENV = {
     "MLFLOW_HTTP_REQUEST_MAX_RETRIES": "0",
     "MLFLOW_HTTP_REQUEST_TIMEOUT": "10",
+    "MLFLOW_CONFIGURE_LOGGING": "false",  # it would send its log to the terminal
     "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     "MLFLOW_DISABLE_TELEMETRY": "true",
     "DO_NOT_TRACK": "1",

@@ -10,18 +10,23 @@ import asyncio
 
 from prefect import Task, task
 from prefect.cache_policies import NO_CACHE
+from prefect.states import Cancelled, State
 
 from workers.receipts import Receipt
 
 KINDS = ("rollout", "score", "train", "update", "evaluate", "micro-batch", "iteration", "checkpoint")
 
 
-async def _watch(label: str, outcome: asyncio.Future[Receipt | None]) -> None:
+async def _watch(label: str, outcome: asyncio.Future[Receipt | None]) -> State[None] | None:
     """Open until the unit ends; raises what the unit raised, so that a failed unit shows as Failed."""
-    await outcome
+    await asyncio.wait([outcome])
+    if outcome.cancelled():
+        return Cancelled(message="withdrawn")
+    outcome.result()
+    return None
 
 
-def _observer(kind: str) -> Task[..., None]:
+def _observer(kind: str) -> Task[..., State[None] | None]:
     return task(
         name=kind,
         task_run_name="{label}",
@@ -33,4 +38,4 @@ def _observer(kind: str) -> Task[..., None]:
     )(_watch)
 
 
-OBSERVERS: dict[str, Task[..., None]] = {kind: _observer(kind) for kind in KINDS}
+OBSERVERS: dict[str, Task[..., State[None] | None]] = {kind: _observer(kind) for kind in KINDS}

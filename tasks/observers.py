@@ -67,14 +67,16 @@ class Observers(Listener):
     def iteration_closed(self, report: IterationReport) -> None:
         """See Listener."""
         self._iteration_s = report.seconds
-        for label in [label for label in self._open if label.startswith((f"i{report.iteration} ", "iteration "))]:
+        names = (f"i{report.iteration} ", f"iteration {report.iteration} ")
+        for label in [label for label in self._open if f"{label} ".startswith(names)]:
             self._end_group(label)
         self._states = {unit: state for unit, state in self._states.items() if self._recent(unit, report.iteration)}
 
     async def close(self) -> None:
-        """End every open task run and wait until Prefect was told."""
-        for label in list(self._open):
-            self._end_group(label)
+        """Cancel every open task run and wait until Prefect was told."""
+        for outcome, _ in self._open.values():
+            outcome.cancel()
+        self._open.clear()
         if self._running:
             await asyncio.gather(*self._running, return_exceptions=True)
 

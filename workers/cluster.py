@@ -1,4 +1,4 @@
-"""Where work runs: a local cluster of spawned processes, or a Dask scheduler by address.
+"""Where work runs: a local cluster of worker processes, or a Dask scheduler by address.
 
 async with open_cluster(config) as client: ...
 """
@@ -7,24 +7,21 @@ from __future__ import annotations
 
 import contextlib
 import os
-import sys
 from collections.abc import AsyncIterator
 
 import dask
 from distributed import Client, LocalCluster
 
 from digenrl.config import ClusterConfig
-from workers.presence import WorkerCard, card, local_versions
-
-#: One compute thread per process: two workers with two OpenMP threads each on two cores are several times slower.
-THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMEXPR_NUM_THREADS": "1"}
+from workers import forkserver
+from workers.checks import ClusterError, check_cluster
+from workers.forkserver import ENVIRONMENT
 
 #: A worker's threads: one for the device lane, one for the cpu lane.
 LANES = 2
 
-
-class ClusterError(RuntimeError):
-    """The cluster cannot run this; the message says what is missing and what to do."""
+#: How long a Dask scheduler may take to answer.
+CONNECT_S = 5.0
 
 
 @contextlib.asynccontextmanager
@@ -32,10 +29,11 @@ async def open_cluster(config: ClusterConfig) -> AsyncIterator[Client]:
     """An asynchronous client of the configured cluster; what was started is stopped at the end.
 
     Raises:
-        ClusterError: nothing answers at the address, or its workers do not match this environment.
+        ClusterError: nothing answers at the address, or its processes do not match this environment.
     """
     settings = {
         "distributed.scheduler.worker-ttl": f"{config.worker_ttl_s}s",
+        "distributed.worker.multiprocessing-method": forkserver.METHOD,
         "distributed.worker.memory.target": False,
         "distributed.worker.memory.spill": False,
         "distributed.worker.memory.pause": False,
@@ -44,72 +42,46 @@ async def open_cluster(config: ClusterConfig) -> AsyncIterator[Client]:
         "distributed.admin.tick.limit": "30s",
     }
     with dask.config.set(settings):
-        if config.address == "local":
-            async with _local_cluster(config) as client:
-                yield client
-            return
-        try:
-            client = await Client(config.address, asynchronous=True, timeout="5s")
-        except OSError as error:
-            raise ClusterError(
-                f"cluster.address={config.address}: no Dask scheduler answers there within 5 s ({error}); "
-                "start one with 'dask scheduler', or use cluster.address=local"
-            ) from error
-        try:
-            await check_workers(client)
+        opened = _local_cluster(config) if config.address == "local" else _remote_cluster(config.address)
+        async with opened as client:
             yield client
-        finally:
-            await client.close()
 
 
 @contextlib.asynccontextmanager
 async def _local_cluster(config: ClusterConfig) -> AsyncIterator[Client]:
-    environment = {**THREADS, "PYTHONSAFEPATH": "1", "TOKENIZERS_PARALLELISM": "false"}
-    previous = {name: os.environ.get(name) for name in environment}
-    # Spawned processes read these before they import torch; the nanny's own `env` would come after.
-    os.environ.update(environment)
+    forkserver.start(ENVIRONMENT)
+    async with (
+        LocalCluster(
+            n_workers=config.workers,
+            threads_per_worker=LANES,
+            processes=True,
+            host="127.0.0.1",
+            # Port 0: with no address at all, Dask takes 8787 and warns if it is taken.
+            dashboard_address="127.0.0.1:0",
+            scheduler_kwargs={"dashboard": False},
+            memory_limit=0,
+            # The server they are forked from may be older than a change of this process's environment.
+            env={**os.environ, **ENVIRONMENT},
+            preload=["workers.preload"],
+            asynchronous=True,
+            silence_logs=40,
+        ) as cluster,
+        Client(cluster, asynchronous=True) as client,
+    ):
+        yield client
+
+
+@contextlib.asynccontextmanager
+async def _remote_cluster(address: str) -> AsyncIterator[Client]:
     try:
-        async with (
-            LocalCluster(
-                n_workers=config.workers,
-                threads_per_worker=LANES,
-                processes=True,
-                host="127.0.0.1",
-                dashboard_address=None,
-                memory_limit=0,
-                asynchronous=True,
-                silence_logs=40,
-            ) as cluster,
-            Client(cluster, asynchronous=True) as client,
-        ):
-            yield client
-    finally:
-        for name, value in previous.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
-
-
-async def check_workers(client: Client) -> None:
-    """Compare this environment with every worker's.
-
-    Raises:
-        ClusterError: no workers, or one with another Python minor, torch, dask or digenrl version.
-    """
-    cards: dict[str, WorkerCard] = await client.run(card)
-    if not cards:
+        client = await Client(address, asynchronous=True, timeout=CONNECT_S)
+    except (OSError, ValueError) as error:
         raise ClusterError(
-            f"the Dask scheduler at {client.scheduler.address} has no workers; start one with "
-            f"'dask worker {client.scheduler.address} --nthreads {LANES}' in an environment that has digenrl"
-        )
-    python, here = f"{sys.version_info.major}.{sys.version_info.minor}", local_versions()
-    for found in cards.values():
-        if found.python != python:
-            raise ClusterError(f"{found.address} runs Python {found.python}, this process {python}: use the same minor")
-        for package, version in here.items():
-            if found.versions[package] != version:
-                raise ClusterError(
-                    f"{found.address} has {package} {found.versions[package]}, this process {version}: "
-                    f"install {package}=={version} there"
-                )
+            f"cluster.address={address}: no Dask scheduler answers there within {CONNECT_S:.0f} s ({error}); "
+            "start one with 'dask scheduler', or use cluster.address=local"
+        ) from error
+    try:
+        await check_cluster(client, LANES)
+        yield client
+    finally:
+        await client.close()

@@ -7,6 +7,7 @@ and what each worker has still to be told to forget.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import Callable
 from typing import Any
 
@@ -18,6 +19,10 @@ from workers.fleet import Fleet
 from workers.held import HeldRef, TrainerStateRef, join_state, split_state
 from workers.listener import TrainerState
 from workers.receipts import Drops, RunSetup
+
+#: A copy to a second place that fails although everybody is there is tried again this often, after a pause.
+COMMIT_ATTEMPTS = 5
+COMMIT_PAUSE_S = 1.0
 
 
 class RunFailed(RuntimeError):
@@ -91,18 +96,21 @@ class Courier:
         """Carry out a command and answer it.
 
         Raises:
-            ValueError: what arrived is not what was sent; the run must not go on.
+            RunFailed: what arrived is not what was sent.
         """
-        match command:
-            case m.Install():
-                await self._install(command)
-            case m.Transfer():
-                await self._transfer(command)
-            case m.Reduce():
-                for source in command.sources:
-                    await self._merge(command, source)
-            case m.Commit():
-                await self._commit(command)
+        try:
+            match command:
+                case m.Install():
+                    await self._install(command)
+                case m.Transfer():
+                    await self._transfer(command)
+                case m.Reduce():
+                    for source in command.sources:
+                        await self._merge(command, source)
+                case m.Commit():
+                    await self._commit(command)
+        except (ValueError, LookupError) as error:
+            raise RunFailed(str(error)) from error
 
     async def _install(self, command: m.Install) -> None:
         theta, worker = command.theta, command.worker
@@ -149,17 +157,31 @@ class Courier:
             self._answer(lead, m.Transferred(ref, lead))
 
     async def _commit(self, command: m.Commit) -> None:
+        """Nobody answers for a worker that died: its loss makes the scheduler commit again or redo the update."""
+        parties = [command.lead] if command.standby is None else [command.lead, command.standby]
+        for attempt in range(1, COMMIT_ATTEMPTS + 1):
+            try:
+                await self._copy_state(command)
+            except OSError as error:
+                if not all(self._fleet.alive(worker) for worker in parties):
+                    return
+                if attempt == COMMIT_ATTEMPTS:
+                    raise RunFailed(
+                        f"theta {command.theta} could not be copied from {self._fleet.name(command.lead)} to a second "
+                        f"place in {attempt} attempts: {error}"
+                    ) from error
+                await asyncio.sleep(COMMIT_PAUSE_S)
+            else:
+                self._answer(command.lead, m.Committed(command.theta))
+                return
+
+    async def _copy_state(self, command: m.Commit) -> None:
         theta, updates = command.theta, self._setup.config.algorithm.updates_per_iteration
-        try:
-            if command.standby is not None:
-                await self._pull(command.standby, TrainerStateRef(theta), command.lead, self._hashes[theta])
-            if command.standby is None or theta % updates == 0:
-                # What will be published is kept here too: checkpoints are written from it.
-                await self._fetch(theta, command.lead)
-        except OSError:
-            # A worker died. Its loss, of which the scheduler is told, makes it commit again or redo the update.
-            return
-        self._answer(command.lead, m.Committed(theta))
+        if command.standby is not None:
+            await self._pull(command.standby, TrainerStateRef(theta), command.lead, self._hashes[theta])
+        if command.standby is None or theta % updates == 0:
+            # What will be published is kept here too: checkpoints are written from it.
+            await self._fetch(theta, command.lead)
 
     async def _fetch(self, theta: int, worker: str) -> None:
         _, tensors = await self._on(worker, calls.export, TrainerStateRef(theta))
@@ -177,7 +199,20 @@ class Courier:
             OSError: the worker is gone, or its peer.
         """
         address, drops = self._living_address(worker), self.pending_drops(worker)
-        results = await self._client.run(calls.control, self._setup.epoch, drops, call, *arguments, workers=[address])
+        asked = asyncio.ensure_future(
+            self._client.run(calls.control, self._setup.epoch, drops, call, *arguments, workers=[address])
+        )
+        asked.add_done_callback(lambda done: done.cancelled() or done.exception())
+        left = asyncio.ensure_future(self._fleet.departure(worker))
+        try:
+            # Dask would go on trying to reach a dead worker for half a minute.
+            await asyncio.wait({asked, left}, return_when=asyncio.FIRST_COMPLETED)
+            if not asked.done():
+                raise OSError(f"{self._fleet.name(worker)} is gone")
+            results = asked.result()
+        finally:
+            asked.cancel()
+            left.cancel()
         self.acknowledge(worker, drops)
         return results[address]
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Coroutine
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Any, Protocol
 
@@ -30,8 +30,11 @@ from workers.meter import Meter
 from workers.presence import slots
 from workers.receipts import Assignment, Drops, Receipt, RunSetup
 
-#: Without an event for this long while nothing is outstanding, the run has stalled.
+#: Without news for this long while nothing is outstanding, the run has stalled.
 STALL_S = 60.0
+
+#: How often the scheduler is told that time passes.
+TICK_S = 1.0
 
 
 class Machine(Protocol):
@@ -94,6 +97,8 @@ class Engine:
         self._submissions = 0
         self._meter = Meter()
         self._finished = False
+        self._address = client.scheduler.address
+        self._last_news = time.monotonic()
         self.published: tuple[int, TrainerState] | None = None
 
     # --- the loop ---
@@ -107,8 +112,8 @@ class Engine:
         Raises:
             RunFailed: the scheduler gave up, nothing moves any more, or no worker can take part.
         """
-        await self._fleet.start()
         try:
+            await self._fleet.start()
             while not self._finished:
                 event = await self._next()
                 if isinstance(event, _Stop):
@@ -119,7 +124,6 @@ class Engine:
                     self._withdraw_all(event.worker)
                 for command in self._scheduler.handle(event, time.monotonic()):
                     self._perform(command)
-            await asyncio.gather(*self._background)
             return True
         finally:
             await self._close()
@@ -129,42 +133,56 @@ class Engine:
         self._inbox.put_nowait(_Stop())
 
     async def _next(self) -> m.Event | BaseException | _Stop:
-        deadline = time.monotonic() + STALL_S
-        while True:
-            try:
-                return await asyncio.wait_for(self._inbox.get(), timeout=1.0)
-            except TimeoutError:
-                self._fleet.check()
-                if self._outstanding or self._background:
-                    return m.Tick()
-                if time.monotonic() > deadline:
-                    raise RunFailed(
-                        f"nothing happened for {STALL_S:.0f} s with {self._fleet.size} workers: "
-                        f"{self._scheduler.waiting_for()}"
-                    ) from None
+        """The next event; a Tick if there is none for a while."""
+        try:
+            event = await asyncio.wait_for(self._inbox.get(), timeout=TICK_S)
+        except TimeoutError:
+            self._check_progress()
+            event = m.Tick()
+        else:
+            self._last_news = time.monotonic()
+        if self._client.status != "running":
+            raise RunFailed(f"the connection to the Dask scheduler at {self._address} is lost")
+        return event
+
+    def _check_progress(self) -> None:
+        """Nothing happened for a moment: is that as it should be?"""
+        self._fleet.check()
+        if self._outstanding or self._background or self._fleet.preparing:
+            self._last_news = time.monotonic()
+        elif time.monotonic() - self._last_news > STALL_S:
+            reason = f"nothing happened for {STALL_S:.0f} s with {self._fleet.size} workers"
+            raise self._failed(f"{reason}: {self._scheduler.waiting_for()}")
+
+    def _failed(self, reason: str) -> RunFailed:
+        """In words for people: names of workers, and who was lost on the way."""
+        return RunFailed(self._fleet.named("; ".join(filter(None, (reason, self._fleet.obituary)))))
 
     async def _close(self) -> None:
-        for outstanding in self._outstanding.values():
-            outstanding.waiter.cancel()
-            outstanding.outcome.cancel()
-        for task in self._background:
+        units = list(self._outstanding.values())
+        for unit in units:
+            unit.outcome.cancel()
+        tasks = [*self._background, *(unit.waiter for unit in units)]
+        for task in tasks:
             task.cancel()
-        await asyncio.gather(*self._background, *(o.waiter for o in self._outstanding.values()), return_exceptions=True)
-        if self._outstanding:
-            await self._client.cancel([o.future for o in self._outstanding.values()], force=True)
+        await asyncio.gather(*tasks, return_exceptions=True)
+        if self._client.status == "running":
+            await self._client.cancel([unit.future for unit in units], force=True)
         await self._fleet.close()
 
-    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+    def _spawn(self, work: Callable[..., Awaitable[Any]], *arguments: Any, **named: Any) -> asyncio.Task[None]:
         """Run in the background; an unexpected exception ends the run."""
-        task = asyncio.create_task(self._guarded(work))
+
+        async def guarded() -> None:
+            try:
+                await work(*arguments, **named)
+            except Exception as error:
+                self._inbox.put_nowait(error)
+
+        task = asyncio.create_task(guarded())
         self._background.add(task)
         task.add_done_callback(self._background.discard)
-
-    async def _guarded(self, work: Coroutine[Any, Any, None]) -> None:
-        try:
-            await work
-        except Exception as error:
-            self._inbox.put_nowait(error)
+        return task
 
     # --- commands ---
 
@@ -175,7 +193,7 @@ class Engine:
             case m.Cancel():
                 self._withdraw(command.unit, command.worker)
             case m.Install() | m.Transfer() | m.Reduce() | m.Commit():
-                self._spawn(self._courier.carry(command))
+                self._spawn(self._courier.carry, command)
             case m.Drop():
                 self._courier.drop(command)
             case m.Publish():
@@ -188,7 +206,7 @@ class Engine:
                 previews = self._meter.take_previews(command.version)
                 self._listener.evaluated(Evaluation(command.version, command.scores, previews))
             case m.FailRun():
-                raise RunFailed(command.reason)
+                raise self._failed(command.reason)
             case m.Finished():
                 self._finished = True
 
@@ -215,7 +233,7 @@ class Engine:
         # Retrieved here so that a unit nobody observes does not warn about its exception.
         outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
         waits = [outstanding.waiter for outstanding in before]
-        waiter = asyncio.create_task(self._guarded(self._wait(run, assignment.drops, future, outcome, waits)))
+        waiter = self._spawn(self._wait, run, assignment.drops, future, outcome, waits)
         self._outstanding[(unit, run.worker)] = Outstanding(future, outcome, waiter)
         self._listener.dispatched(Dispatched(run, self._fleet.name(run.worker), role_of(unit), outcome))
 
@@ -242,17 +260,19 @@ class Engine:
 
         Receipts are fetched side by side, so that of a later unit may arrive first.
         """
+        failure: Exception | None = None
         try:
             receipt = await future
-            if before:
-                await asyncio.wait(before)
         except Exception as error:
-            self._forget(run)
-            if not outcome.done():
-                outcome.set_exception(error)
-            self._answer(run.worker, m.UnitFailed(run.unit, run.worker, f"{type(error).__name__}: {error}"))
-            return
+            failure = error
+        if before:
+            await asyncio.wait(before)
         self._forget(run)
+        if failure is not None:
+            if not outcome.done():
+                outcome.set_exception(failure)
+            self._answer(run.worker, m.UnitFailed(run.unit, run.worker, f"{type(failure).__name__}: {failure}"))
+            return
         self._courier.acknowledge(run.worker, drops)
         if isinstance(run.unit, UpdateUnit):
             self._courier.made(run.unit.theta, receipt.fingerprint)
@@ -272,15 +292,12 @@ class Engine:
         if outstanding is not None:
             outstanding.waiter.cancel()
             outstanding.outcome.cancel()
-            self._spawn(self._cancel(outstanding.future))
+            self._spawn(self._client.cancel, [outstanding.future], force=True)
 
     def _withdraw_all(self, worker: str) -> None:
         # Its slot is gone: Dask would hold these units for ever.
         for unit, holder in [key for key in self._outstanding if key[1] == worker]:
             self._withdraw(unit, holder)
-
-    async def _cancel(self, future: Future) -> None:
-        await self._client.cancel([future], force=True)
 
     def _answer(self, worker: str, event: m.Event) -> None:
         """Tell the scheduler, unless the worker is lost: it has been told of that, and nothing counts after it."""

@@ -1,4 +1,8 @@
-"""Adds up what units report into one report per iteration, and keeps the spans for the timeline."""
+"""Adds up what units report into one report per iteration, and keeps the spans for the timeline.
+
+A unit that was done again after a loss counts once, and sums are taken in the order of the units: metrics do not depend
+on where, when or how often work was done.
+"""
 
 from __future__ import annotations
 
@@ -9,7 +13,7 @@ from dataclasses import dataclass
 from digenrl.identity import SampleId
 from digenrl.rewards.base import Score, Scored
 from digenrl.scheduling.messages import CloseIteration, Run, ScoresDone
-from digenrl.scheduling.units import RolloutUnit, Unit, UpdateUnit
+from digenrl.scheduling.units import RolloutUnit, TrainUnit, Unit, UpdateUnit
 from digenrl.training import UnitMetrics
 from workers.listener import IterationReport
 from workers.receipts import Receipt
@@ -40,8 +44,8 @@ class Meter:
     def __init__(self) -> None:
         """The clock of the first iteration starts with the first unit."""
         self._opened: float | None = None
-        self._training: dict[int, UnitMetrics] = defaultdict(UnitMetrics)
-        self._grad_norms: list[float] = []
+        self._training: dict[int, dict[TrainUnit, UnitMetrics]] = defaultdict(dict)
+        self._grad_norms: dict[int, float] = {}
         self._scores: dict[int, dict[SampleId, Score]] = defaultdict(dict)
         self._prints: dict[int, dict[str, str]] = defaultdict(dict)
         self._previews: dict[int, dict[int, bytes]] = defaultdict(dict)
@@ -62,13 +66,14 @@ class Meter:
         if unit.lane == "device":
             self._busy[run.worker] += receipt.seconds
         if isinstance(unit, UpdateUnit):
-            self._grad_norms.append(receipt.grad_norm or 0.0)
+            self._grad_norms[unit.theta] = receipt.grad_norm or 0.0
             return
         micro_batch = unit.micro_batch
         if micro_batch.phase == "eval":
             self._previews[micro_batch.iteration].update(receipt.previews)
             return
-        self._training[micro_batch.iteration] += receipt.training
+        if isinstance(unit, TrainUnit):
+            self._training[micro_batch.iteration][unit] = receipt.training
         if isinstance(receipt.outcome, ScoresDone):
             self._scores[micro_batch.iteration].update(receipt.outcome.scores)
         if isinstance(unit, RolloutUnit) and receipt.fingerprint:
@@ -91,9 +96,10 @@ class Meter:
         busy: dict[str, float] = defaultdict(float)
         for worker, busy_s in self._busy.items():
             busy[names[worker]] += busy_s
-        metrics = self._training.pop(iteration, UnitMetrics()).means()
+        training = self._training.pop(iteration, {})
+        metrics = sum((training[unit] for unit in sorted(training)), UnitMetrics()).means()
         if self._grad_norms:
-            metrics["grad_norm"] = sum(self._grad_norms) / len(self._grad_norms)
+            metrics["grad_norm"] = sum(self._grad_norms[t] for t in sorted(self._grad_norms)) / len(self._grad_norms)
         self._opened = now
         self._busy.clear()
         self._grad_norms.clear()

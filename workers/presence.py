@@ -4,7 +4,13 @@ Every worker gets a uuid, its incarnation, and resources named after it: one dev
 pinned by the slot's name and never by the worker's address, so a unit of a dead worker waits until the engine drops
 it: Dask cannot run it again behind the scheduler's back on the empty process that the nanny starts instead.
 
-Arrivals and departures reach the engine as Dask events on one topic, within milliseconds.
+Arrivals and departures reach the engine as Dask events on one topic, within milliseconds:
+
+    {"op": "joined", "card"}                     a worker can take units
+    {"op": "left", "address", "silent"}          the scheduler gave a worker up; silent: it had stopped answering
+    {"op": "exited", "address", "exit_code"}     a nanny saw its worker process end
+
+The three plugins stay with the cluster and serve every later run on it.
 """
 
 from __future__ import annotations
@@ -13,12 +19,12 @@ import os
 import platform
 import sys
 import uuid
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from importlib.metadata import version
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from distributed import Scheduler, SchedulerPlugin, Worker, WorkerPlugin
+from distributed import Nanny, NannyPlugin, Scheduler, SchedulerPlugin, Worker, WorkerPlugin
 
 from workers import process
 
@@ -39,8 +45,6 @@ class WorkerCard:
         name: name for people, stable over restarts (a local cluster numbers its workers).
         host: host name.
         pid: process id on that host.
-        python: "major.minor".
-        versions: installed versions of PACKAGES.
     """
 
     incarnation: str
@@ -48,8 +52,25 @@ class WorkerCard:
     name: str
     host: str
     pid: int
+
+
+@dataclass(frozen=True)
+class Environment:
+    """What a process runs on.
+
+    Attributes:
+        python: "major.minor".
+        versions: installed versions of PACKAGES.
+    """
+
     python: str
     versions: dict[str, str]
+
+
+def environment_here() -> Environment:
+    """That of this process."""
+    python = f"{sys.version_info.major}.{sys.version_info.minor}"
+    return Environment(python, {package: version(package) for package in PACKAGES})
 
 
 def incarnation_of(worker: Worker) -> str:
@@ -62,11 +83,6 @@ def slots(incarnation: str) -> dict[str, str]:
     return {"device": f"slot-{incarnation}", "cpu": f"cpu-{incarnation}"}
 
 
-def local_versions() -> dict[str, str]:
-    """Versions of PACKAGES in this process's environment."""
-    return {package: version(package) for package in PACKAGES}
-
-
 def card(dask_worker: Worker) -> WorkerCard:
     """Describe the worker this runs on (through `Client.run`)."""
     return WorkerCard(
@@ -75,8 +91,6 @@ def card(dask_worker: Worker) -> WorkerCard:
         name=str(dask_worker.name),
         host=platform.node(),
         pid=os.getpid(),
-        python=f"{sys.version_info.major}.{sys.version_info.minor}",
-        versions=local_versions(),
     )
 
 
@@ -84,19 +98,21 @@ class Presence(WorkerPlugin):
     """Gives a worker its incarnation, slots and the handler that peers fetch from."""
 
     name = "digenrl-presence"
+    idempotent = True
 
     async def setup(self, worker: Worker) -> None:
         """Announce the worker once it can take units."""
         worker.handlers["digenrl_fetch"] = process.fetch_handler
         incarnation = incarnation_of(worker)
         await worker.set_resources(**dict.fromkeys(slots(incarnation).values(), 1))
-        worker.log_event(TOPIC, {"op": "joined", "address": worker.address})
+        worker.log_event(TOPIC, {"op": "joined", "card": asdict(card(worker))})
 
 
 class Departures(SchedulerPlugin):
     """Tells the engine about workers that are gone."""
 
     name = "digenrl-departures"
+    idempotent = True
 
     def start(self, scheduler: Scheduler) -> None:
         """Remember where to log."""
@@ -104,4 +120,23 @@ class Departures(SchedulerPlugin):
 
     def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any) -> None:
         """Called by the scheduler as soon as it gives a worker up."""
-        scheduler.log_event(TOPIC, {"op": "left", "address": worker})
+        silent = stimulus_id.startswith("check-worker-ttl")
+        scheduler.log_event(TOPIC, {"op": "left", "address": worker, "silent": silent})
+
+
+class Exits(NannyPlugin):
+    """Tells the engine how worker processes ended, where a nanny watches them."""
+
+    name = "digenrl-exits"
+    idempotent = True
+
+    def setup(self, nanny: Nanny) -> None:
+        """Listen in on the nanny's own reaction to the end of its process."""
+        react = nanny._on_worker_exit
+
+        async def tell(exit_code: int) -> None:
+            address = nanny.worker_address
+            nanny.log_event(TOPIC, {"op": "exited", "address": address, "exit_code": exit_code})
+            await react(exit_code)
+
+        nanny._on_worker_exit = tell

@@ -9,6 +9,7 @@ import torch
 from distributed.protocol import to_serialize
 from distributed.utils import offload
 
+from workers import tensors as tensors  # registers how they travel, in every process that may send or receive them
 from workers.held import HeldRef
 from workers.receipts import Readiness, RunSetup
 from workers.replica import Replica

@@ -10,12 +10,15 @@ from collections.abc import Mapping
 from importlib import import_module
 from pathlib import Path
 from types import ModuleType
-
-import torch
+from typing import TYPE_CHECKING
 
 from digenrl.config import LoraConfig, ModelConfig
 from digenrl.config_errors import ConfigError, did_you_mean
-from digenrl.models.base import FlowModel
+
+if TYPE_CHECKING:  # who only looks a family up should not wait for torch
+    import torch
+
+    from digenrl.models.base import FlowModel
 
 #: Family -> module with `load(config, device) -> FlowModel` and `save_lora(adapter, lora, directory)`. Imported on
 #: use: diffusers takes seconds.
@@ -30,6 +33,8 @@ def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> FlowM
     Raises:
         ConfigError: unknown family, or (CheckpointError) a checkpoint that cannot be found or used.
     """
+    import torch
+
     model: FlowModel = _family(config.family).load(config, torch.device(device))
     return model
 

@@ -56,14 +56,15 @@ class Adapters:
     def failed(self, worker: Worker, theta: int, reason: str) -> None:
         """An installation did not arrive: it will be tried again, from elsewhere if its source is gone."""
         command = self._under_way.pop((worker.name, theta), None)
-        if command is not None:
+        if command is None:
+            return
+        if command.source is None or self._state.fleet.alive(command.source):
             self._state.postpone(_installing(theta, worker.name), worker.name, reason)
+        self.provide(worker)
 
     def lost(self, name: str) -> None:
-        """A worker is gone: what it was sending must come from elsewhere."""
-        for (worker, theta), command in list(self._under_way.items()):
-            if name in (worker, command.source):
-                del self._under_way[worker, theta]
+        """A worker is gone; nothing will be answered for it. What it was sending to others is answered by them."""
+        self._under_way = {key: command for key, command in self._under_way.items() if key[0] != name}
 
     def retire(self) -> None:
         """Drop all adapters that nobody can need any more."""

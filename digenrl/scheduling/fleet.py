@@ -94,13 +94,22 @@ class LoadIndex:
 
 
 class Fleet:
-    """Workers by name, in join order."""
+    """Workers by name, in join order.
+
+    Attributes:
+        workers: those that are there.
+        scorers: those with room on their cpu lane, by load.
+        rollers: those whose role it is to roll out.
+        idle_rollers: of these, those with nothing on their device.
+    """
 
     def __init__(self, queue_depth: int) -> None:
         """`queue_depth`: units a lane may have outstanding, so that it goes on while the scheduler thinks."""
         self.queue_depth = queue_depth
         self.workers: dict[str, Worker] = {}
         self.scorers = LoadIndex()
+        self.rollers: set[str] = set()
+        self.idle_rollers: set[str] = set()
         self._joined = 0
 
     def join(self, name: str, kind: str, capabilities: frozenset[Capability]) -> Worker:
@@ -115,7 +124,18 @@ class Fleet:
     def leave(self, name: str) -> Worker | None:
         """Remove a worker. Returns it, or None if it is not known (any more)."""
         self.scorers.remove(name)
+        self.rollers.discard(name)
+        self.idle_rollers.discard(name)
         return self.workers.pop(name, None)
+
+    def assign(self, roles: dict[str, frozenset[Role]]) -> list[str]:
+        """Give every worker its roles. Returns whose roles are others than before."""
+        changed = [name for name, worker in self.workers.items() if worker.roles != roles[name]]
+        for name in changed:
+            self.workers[name].roles = roles[name]
+        self.rollers = {name for name, worker in self.workers.items() if "rollout" in worker.roles}
+        self.idle_rollers = {name for name in self.rollers if not self.workers[name].device}
+        return changed
 
     def drain(self, worker: Worker) -> None:
         """Mark a worker as leaving."""
@@ -152,6 +172,10 @@ class Fleet:
         return [w for w in self.workers.values() if capability in w.capabilities and not w.draining]
 
     def _index(self, worker: Worker) -> None:
+        if worker.device:
+            self.idle_rollers.discard(worker.name)
+        elif worker.name in self.rollers:
+            self.idle_rollers.add(worker.name)
         if "score" not in worker.capabilities:
             return
         if worker.draining or len(worker.cpu) >= self.queue_depth:

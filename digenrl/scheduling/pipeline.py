@@ -59,8 +59,13 @@ class Pipeline:
         if not self._state.ledger.holders(batch.id):
             if batch.complete:
                 batch.restart()
-            if batch.needed and batch.roller is None:
+            if batch.needed:
                 self._rollouts.queue(batch)
+                return
+        if batch.roller is not None and not batch.complete:
+            # It is being generated again, but a copy was on its way after all, or none of its samples takes part.
+            self._rollouts.abandon(batch)
+        if not batch.needed:
             return
         if batch.scores is None:
             self._scoring.queue(batch)
@@ -69,6 +74,7 @@ class Pipeline:
 
     def tend_all(self) -> None:
         """Give every micro-batch what it needs next."""
+        self._state.disturbed = False
         for batch in self._state.batches.values():
             self.tend(batch)
 
@@ -112,8 +118,7 @@ class Pipeline:
     def _unexpected(self, batch: Batch | None, unit: RolloutUnit | ScoreUnit | TrainUnit, worker: Worker) -> None:
         """The outcome of a unit that is no longer wanted, or was reported before, is dropped."""
         if isinstance(unit, TrainUnit):
-            if self._updates.unexpected(unit, worker):
-                self.tend_all()
+            self._updates.unexpected(unit, worker)
         elif isinstance(unit, RolloutUnit) and (batch is None or not self._belongs(batch, worker.name)):
             self._state.drop(TrajectoryRef(unit.micro_batch), worker.name)
 
@@ -164,6 +169,9 @@ class Pipeline:
             return
         self._state.succeeded(copying(batch, target))
         if batch.copying.pop(target, None) is not None:
+            if batch.roller == target and not batch.complete:
+                # The target has given the copy up and generates the trajectory itself; it will end with the same one.
+                return
             self._state.ledger.keep(batch.id, target)
             self.tend(batch)
         elif not self._belongs(batch, target):
@@ -172,8 +180,12 @@ class Pipeline:
     def copy_failed(self, ref: TrajectoryRef, target: str, reason: str) -> None:
         """A trajectory did not reach a worker."""
         batch = self._state.batches.get(ref.micro_batch)
-        if batch is not None and batch.copying.pop(target, None) is not None:
+        source = batch.copying.pop(target, None) if batch is not None else None
+        if batch is None or source is None:
+            return
+        if self._state.fleet.alive(source):
             self._state.postpone(copying(batch, target), target, reason)
+        self.tend(batch)
 
     # --- news of workers ---
 
@@ -199,8 +211,7 @@ class Pipeline:
                 self._training.unassign(batch)
             for unit in [unit for unit, trainer in batch.running.items() if trainer == name]:
                 self._training.redo(batch, unit)
-            for target in [target for target, source in batch.copying.items() if name in (target, source)]:
-                del batch.copying[target]
+            batch.copying.pop(name, None)
         self._training.lost(name)
 
     def _belongs(self, batch: Batch, worker: str) -> bool:

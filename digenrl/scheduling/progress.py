@@ -70,6 +70,8 @@ def describe(state: State, updates: Updates, adapters: Adapters, evaluations: Ev
         moving.append(f"theta {state.theta + 1} to be committed to {state.step.standby or 'the driver'}")
     if moving:
         return f"waiting for {_some(moving)}"
+    if state.postponed:
+        return f"waiting for the next Tick to go on {_some(sorted(state.postponed))}, which has failed before"
     unclosed, units = updates.lacking
     evaluating = f"; the evaluation of version {state.version} is not complete" if evaluations.running else ""
     return (

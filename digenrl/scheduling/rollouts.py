@@ -25,8 +25,8 @@ class Rollouts:
         self._eval: list[MicroBatchId] = []
 
     def queue(self, batch: Batch) -> None:
-        """Wait for a worker that generates the micro-batch."""
-        if batch.queued:
+        """Wait for a worker that generates the micro-batch, unless one does already."""
+        if batch.queued or batch.roller is not None:
             return
         batch.queued = True
         heappush(self._train if batch.id.phase == "train" else self._eval, batch.id)
@@ -41,6 +41,8 @@ class Rollouts:
 
     def start(self, worker: Worker) -> bool:
         """Dispatch the first unit of the next trajectory, if one waits that this worker can generate."""
+        if worker.device and not self._may_queue_ahead():
+            return False
         return self._start(self._train, worker, ROLLOUT)
 
     def evaluate(self, worker: Worker) -> bool:
@@ -69,6 +71,15 @@ class Rollouts:
             self._state.wake(worker.name)
         batch.restart()
 
+    def _may_queue_ahead(self) -> bool:
+        """Whether a busy device gets a new trajectory already.
+
+        Not while another one is idle, or soon will be: the micro-batches of a group are to spread over all of them, and
+        the last ones of an iteration go to whoever is free first.
+        """
+        fleet = self._state.fleet
+        return not fleet.idle_rollers and len(self._train) > len(fleet.rollers)
+
     def _start(self, queue: list[MicroBatchId], worker: Worker, priority: int) -> bool:
         batch = self._pop(queue, worker)
         if batch is None:
@@ -85,8 +96,8 @@ class Rollouts:
         found = None
         while queue and found is None:
             batch = batches.get(queue[0])
-            if batch is None or not batch.needed:
-                # Its scope was closed meanwhile, and none of its samples takes part.
+            if batch is None or not batch.needed or ledger.holders(batch.id):
+                # It was to be generated again, but that has become needless.
                 heappop(queue)
                 if batch is not None:
                     batch.queued = False

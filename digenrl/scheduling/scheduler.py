@@ -174,9 +174,7 @@ class Scheduler:
                 if self._updates.committed(event.theta) and self._updates.finished:
                     self._all_committed()
             case m.WorkerJoined():
-                self._state.fleet.join(event.worker, event.kind, event.capabilities)
-                self._state.assign_roles()
-                self._try_again()
+                self._on_joined(event)
             case m.WorkerDraining():
                 self._on_draining(event)
             case m.WorkerLost():
@@ -228,12 +226,22 @@ class Scheduler:
         match event.ref:
             case m.AccumulatorRef(theta, source):
                 self._updates.merge_failed(source, event.target, theta, event.reason)
-                # Train units may have to run again.
-                self._pipeline.tend_all()
             case m.AdapterRef(theta):
                 self._adapters.failed(target, theta, event.reason)
             case m.TrajectoryRef():
                 self._pipeline.copy_failed(event.ref, event.target, event.reason)
+
+    def _on_joined(self, event: m.WorkerJoined) -> None:
+        state = self._state
+        worker = state.fleet.join(event.worker, event.kind, event.capabilities)
+        had_trainers = bool(state.trainers)
+        changed = dict.fromkeys(state.assign_roles())
+        if state.postponed or not had_trainers:
+            self._try_again()
+        else:
+            # Nothing was waiting for a trainer, and what waits for a device or a cpu lane finds the new one by itself.
+            for name in {worker.name: None, **changed}:
+                self._adapters.provide(state.fleet.workers[name])
 
     def _on_draining(self, event: m.WorkerDraining) -> None:
         worker = self._worker(event.worker)
@@ -318,6 +326,8 @@ class Scheduler:
     def _fill(self) -> None:
         """Issue commands until nothing more can be issued."""
         self._updates.advance()
+        if self._state.disturbed:
+            self._pipeline.tend_all()
         if self._may_publish:
             self._publish()
         if self._finished:

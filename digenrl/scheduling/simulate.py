@@ -47,6 +47,7 @@ class Behaviour:
         skips: whether the step that makes a theta is skipped.
         fails: (unit, worker, attempt from 0) -> reason why it raises, or None.
         move_fails: (command, attempt from 0) -> reason why it does not arrive, or None.
+        outlives_source: whether a trajectory that is under way arrives though its source is lost.
         answers_cancelled: whether a cancelled unit that was running is reported all the same when it ends.
     """
 
@@ -56,6 +57,7 @@ class Behaviour:
     fails: Callable[[Unit, str, int], str | None] = lambda unit, worker, attempt: None
     move_fails: Callable[[m.Command, int], str | None] = lambda command, attempt: None
     answers_cancelled: bool = False
+    outlives_source: bool = False
 
 
 @dataclass
@@ -183,6 +185,7 @@ class Simulation:
                 self._depart(command)
             case m.Reduce(theta, _, sources, _):
                 for source in sources:
+                    self._live(source)
                     ref = m.AccumulatorRef(theta, source)
                     self._at(self._now + self._costs.move_s(command), lambda r=ref: self._merge(command, r))  # type: ignore[misc]
             case m.Drop(ref, name):
@@ -224,7 +227,8 @@ class Simulation:
 
     def _arrive(self, command: m.Install | m.Transfer | m.Commit) -> m.Event | None:
         reason = self._behaviour.move_fails(command, self._count(command))
-        if not self._holds(command):
+        outlives = isinstance(command, m.Transfer) and self._behaviour.outlives_source
+        if not self._holds(command) and not outlives:
             reason = "the source holds it no longer"
         match command:
             case m.Commit():

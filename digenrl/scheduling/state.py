@@ -40,10 +40,14 @@ class Step:
     merged: set[str] = field(default_factory=set)
     standby: str | None = None
 
+    def seals(self, worker: str | None) -> bool:
+        """Whether the worker must add nothing to its accumulator."""
+        return worker in self.awaited or worker in self.merged
+
     @property
-    def sealed(self) -> set[str]:
-        """Workers that must add nothing to their accumulator."""
-        return self.awaited | self.merged
+    def merging(self) -> bool:
+        """Whether the lead has begun to take in other accumulators."""
+        return bool(self.awaited or self.merged)
 
 
 class State:
@@ -66,6 +70,7 @@ class State:
         step: the optimiser step in progress.
         lead: the trainer that takes the optimiser steps.
         trainers: workers that train, in join order.
+        disturbed: contributions were taken back, so micro-batches have to be tended again.
         awake: workers whose device lane may be able to take a unit; the others were asked and had nothing to do.
     """
 
@@ -95,6 +100,7 @@ class State:
         self.fleet = Fleet(queue_depth)
         self.ledger = Ledger(self.version_theta)
         self.batches: dict[MicroBatchId, Batch] = {}
+        self.disturbed = False
         self.awake: set[str] = set()
         self._failures: Counter[str] = Counter()
         self._failing_since: dict[str, float] = {}
@@ -149,21 +155,19 @@ class State:
     def release(self, batch: Batch) -> None:
         """Close a micro-batch: nobody needs its trajectory."""
         del self.batches[batch.id]
-        roller = self.fleet.workers.get(batch.roller or "")
-        if roller is not None and roller.rolling == batch.id:
-            roller.rolling = None
+        assert batch.roller is None or batch.complete, f"{batch.id.label} is closed while it is being generated"
         for worker in self.ledger.release(batch.id):
             self.drop(TrajectoryRef(batch.id), worker)
 
     # --- roles and waking ---
 
-    def assign_roles(self) -> None:
-        """Ask the layout again, because the fleet has changed."""
+    def assign_roles(self) -> list[str]:
+        """Ask the layout again, because the fleet has changed. Returns whose roles are others than before."""
         workers = self.fleet.workers
-        for name, roles in self.layout.roles(workers.values()).items():
-            workers[name].roles = roles
+        changed = self.fleet.assign(self.layout.roles(workers.values()))
         self.trainers = [worker for worker in workers.values() if "train" in worker.roles]
         self.wake_all()
+        return changed
 
     def wake(self, worker: str) -> None:
         """There may be something to do for the device of this worker."""

@@ -60,6 +60,7 @@ class Training:
         heappop(self._ready[worker.name])
         batch = self._state.batches[unit.micro_batch]
         assert batch.advantages is not None
+        assert not self._state.step.seals(worker.name), f"{unit.label} on {worker.name}, whose gradient is being merged"
         batch.running[unit] = worker.name
         self._state.run(unit, worker, self._state.theta, TRAIN, batch.advantages, batch.theta)
         return True
@@ -121,7 +122,7 @@ class Training:
 
     def _open_to(self, batch: Batch, worker: Worker) -> bool:
         # What a sealed accumulator holds is on its way to the lead: another gradient would arrive twice or never.
-        return batch.update != self._state.theta + 1 or worker.name not in self._state.step.sealed
+        return batch.update != self._state.theta + 1 or not self._state.step.seals(worker.name)
 
     def _may_run(self, batch: Batch, trainer: str) -> bool:
         """Whether the unit belongs to the step in progress and the trainer holds both adapters it needs."""
@@ -129,7 +130,6 @@ class Training:
         return (
             batch.update == state.theta + 1
             and state.step.phase == "collect"
-            and trainer not in state.step.sealed
             and trainer in ledger.adapters(state.theta)
             and trainer in ledger.adapters(batch.theta)
         )

@@ -70,11 +70,13 @@ class Updates:
         """See that there is a lead if there is a trainer. One that is leaving finishes the merge it has begun."""
         state, step = self._state, self._state.step
         lead = state.fleet.workers.get(state.lead or "")
-        busy = step.phase != "collect" or bool(step.sealed)
-        if lead is not None and (not lead.draining or busy or not state.trainers):
+        if not state.trainers or (lead is not None and not lead.draining):
             return
-        if not state.trainers:
-            return
+        if lead is not None and (step.phase != "collect" or step.merging):
+            if step.phase != "collect" or not any(self.lacking):
+                return
+            # What is lacking again cannot be added to accumulators that are sealed: begin the merge anew elsewhere.
+            self._spoil(lead.name)
         ledger = state.ledger
         chosen = max(
             state.trainers,
@@ -99,7 +101,7 @@ class Updates:
             return
         ledger = self._state.ledger
         theta = self._state.theta + 1
-        separate = [w for w in ledger.contributors() if w != lead.name and w not in step.sealed]
+        separate = [w for w in ledger.contributors() if w != lead.name and not step.seals(w)]
         sources = [w for w in separate if _merging(w, theta) not in self._state.postponed]
         if sources:
             step.awaited.update(sources)
@@ -176,11 +178,8 @@ class Updates:
         step = self._state.step
         if name == self._state.lead:
             self._state.lead = None
-            self._state.step = Step()
-            for worker in self._state.ledger.contributors():
-                if not self._state.fleet.alive(worker):
-                    self._redo(worker)
-        elif name not in step.sealed:
+            self._unmerge()
+        elif not step.seals(name):
             # An awaited accumulator may have been merged before its source died: the answer will tell.
             self._redo(name)
         if step is self._state.step and step.phase == "commit" and name == step.standby:
@@ -188,23 +187,16 @@ class Updates:
         if not self._state.ledger.optimizers(self._state.theta) and self._state.theta not in self._state.ledger.driver:
             self._fall_back(max(self._state.ledger.driver))
 
-    def unexpected(self, unit: TrainUnit, worker: Worker) -> bool:
-        """A train unit ended that was not, or no longer, meant to run there: its gradient must not count twice.
-
-        Returns:
-            Whether units have to run again because the accumulator it spoiled is dropped.
-        """
+    def unexpected(self, unit: TrainUnit, worker: Worker) -> None:
+        """A train unit ended that was not, or no longer, meant to run there: its gradient must not count twice."""
         state, shape = self._state, self._state.shape
-        if unit in state.ledger.contributed(worker.name) or worker.name in state.step.sealed:
-            return False
+        if unit in state.ledger.contributed(worker.name) or state.step.seals(worker.name):
+            return
         theta = shape.update_of_group(unit.micro_batch.iteration, shape.group_of(unit.micro_batch))
-        state.drop(AccumulatorRef(theta, worker.name), worker.name)
-        if theta != state.theta + 1 or state.step.phase != "collect":
-            return False
-        if worker.name == state.lead:
-            state.step = Step()
-        self._redo(worker.name)
-        return True
+        if theta == state.theta + 1 and state.step.phase == "collect":
+            self._spoil(worker.name)
+        else:
+            state.drop(AccumulatorRef(theta, worker.name), worker.name)
 
     # --- helpers ---
 
@@ -222,11 +214,26 @@ class Updates:
         step.standby = None if theta == self._target or not others else others[0]
         state.emit(Commit(theta, state.lead, step.standby))
 
+    def _spoil(self, worker: str) -> None:
+        """A worker's accumulator for the step in progress is of no use: drop it, and compute again what was its own."""
+        self._state.drop(AccumulatorRef(self._state.theta + 1, worker), worker)
+        if worker == self._state.lead:
+            self._unmerge()
+        self._redo(worker)
+
+    def _unmerge(self) -> None:
+        """The lead's accumulator is gone. The others have kept theirs, except those who are gone themselves."""
+        self._state.step = Step()
+        for worker in self._state.ledger.contributors():
+            if not self._state.fleet.alive(worker):
+                self._redo(worker)
+
     def _redo(self, worker: str) -> None:
         for unit in self._state.ledger.disown(worker):
+            self._state.disturbed = True
             batch = self._state.batches[unit.micro_batch]
             self._training.redo(batch, unit)
-            if batch.trainer in self._state.step.sealed:
+            if self._state.step.seals(batch.trainer):
                 self._training.unassign(batch)
             self._units[batch.update] += 1
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
+import signal
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import TYPE_CHECKING
@@ -16,11 +18,16 @@ from digenrl.config_errors import ConfigError
 from digenrl.configure import load_config, warnings_of
 from digenrl.preflight import check
 from flows.errors import ExpectedError
+from flows.logs import redirect_libraries, run_log
 from flows.services.handle import ServicesHandle, ensure, release
 from storage.home import home
 from storage.runs import RunDirectory
+from workers import forkserver
+
+logger = logging.getLogger(__name__)
 
 if TYPE_CHECKING:
+    from flows.session import Result
     from flows.training import Watch
 
 #: Longest wait for Prefect to record what the run emitted, before its server may stop.
@@ -72,28 +79,44 @@ def prefect_address(choice: str | None) -> str | None:
 
 def execute(directory: RunDirectory, config: RunConfig, *, resume: bool, api: str | None) -> None:
     """Run the flow in this process, with the servers it needs, and show it."""
-    console = Console()
-    with services(directory.name, config, api) as handle:
-        # After the environment is set: Prefect reads it when it is imported.
-        from flows.progress import Progress
-        from flows.report import show_summary
-        from flows.training import Watch
-
-        progress = Progress(directory.name, config.iterations, console)
-        watch = Watch((progress,), progress.phase)
-        with progress:
-            progress.phase("starting the Prefect and MLflow servers")
-            if handle is not None:
-                handle.wait()
-            failure = asyncio.run(_flow(directory.name, resume, watch))
-        if watch.result is not None:
-            show_summary(console, watch.result.summary, watch.result.pictures, watch.result.places)
-            if handle is not None:
-                _drain(handle, watch)
+    # SIGTERM before and after the flow is a Ctrl-C; the flow has its own handlers.
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    with directory.held(), run_log(directory.log_path):
+        if config.cluster.address == "local":
+            forkserver.start(forkserver.ENVIRONMENT)  # the workers' imports go on beside the servers' start and ours
+        with services(directory.name, config, api) as handle:
+            failure, result = _show(directory, config, resume, handle)
+            if result is not None and handle is not None and "prefect" in handle.urls:
+                _drain(handle, result)
         if failure is not None:
+            logger.info("see %s", directory.log_path)
             raise failure
-        if watch.result is not None and watch.result.summary["status"] == "cancelled":
+        if result is not None and result.summary["status"] == "cancelled":
             raise typer.Exit(130)
+
+
+def _show(
+    directory: RunDirectory, config: RunConfig, resume: bool, handle: ServicesHandle | None
+) -> tuple[BaseException | None, Result | None]:
+    """Run the flow behind a progress display; what it raised, and what it left."""
+    # After the environment is set: Prefect reads it when it is imported.
+    from flows.progress import Progress
+    from flows.report import show_summary
+    from flows.training import Watch
+
+    redirect_libraries()
+    logger.info("%s run %s in process %d", "resuming" if resume else "starting", directory.name, os.getpid())
+    console = Console()
+    progress = Progress(directory.name, config.iterations, console)
+    watch = Watch((progress,), progress.phase, handle.pending if handle is not None else list)
+    with progress:
+        if handle is not None and "prefect" in handle.urls:
+            progress.phase("starting the Prefect server" if len(handle.urls) == 1 else "starting Prefect and MLflow")
+            handle.wait(services=("prefect",))
+        failure = asyncio.run(_flow(directory.name, resume, watch))
+    if watch.result is not None and failure is None:
+        show_summary(console, watch.result.summary, watch.result.pictures, watch.result.places)
+    return failure, watch.result
 
 
 async def _flow(run_name: str, resume: bool, watch: Watch) -> BaseException | None:
@@ -123,16 +146,17 @@ def services(run_name: str, config: RunConfig, api: str | None) -> Iterator[Serv
         yield handle
     finally:
         if handle is not None:
+            logger.info("giving the servers back")
             others = release(handle)
             if others:
                 typer.echo(f"the servers go on running for {', '.join(others)}", err=True)
 
 
-def _drain(handle: ServicesHandle, watch: Watch) -> None:
+def _drain(handle: ServicesHandle, result: Result) -> None:
     from flows.services.drain import drain_prefect
 
-    assert watch.result is not None
-    emitted = watch.result.task_runs
-    recorded = drain_prefect(handle.prefect_api, watch.result.places.prefect_flow_run_id, emitted, DRAIN_S)
+    emitted = result.task_runs
+    logger.info("waiting until Prefect has recorded %d task runs", emitted)
+    recorded = drain_prefect(handle.prefect_api, result.places.prefect_flow_run_id, emitted, DRAIN_S)
     if recorded < emitted:
         typer.echo(f"note: Prefect recorded {recorded} of {emitted} task runs within {DRAIN_S:.0f} s", err=True)

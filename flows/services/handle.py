@@ -12,7 +12,7 @@ import os
 import subprocess
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
@@ -51,10 +51,13 @@ class ServicesHandle:
         """Environment to set before Prefect or MLflow is imported; valid before the servers answer."""
         return client_env(ServicesDirectory(self.home).root, self.urls)
 
-    def wait(self, timeout_s: float = 120.0) -> ServicesHandle:
-        """Block until every server answers. Raises ServiceError if one fails or ``timeout_s`` pass."""
+    def wait(self, timeout_s: float = 120.0, services: Collection[str] | None = None) -> ServicesHandle:
+        """Block until every server answers, or each of ``services``.
+
+        Raises ServiceError if any server fails or ``timeout_s`` pass.
+        """
         deadline = time.monotonic() + timeout_s
-        while pending := self.pending():
+        while pending := [name for name in self.pending() if services is None or name in services]:
             if time.monotonic() > deadline:
                 name = pending[0]
                 log = ServicesDirectory(self.home).log(name)

@@ -91,7 +91,6 @@ def client_env(root: Path, urls: Mapping[str, str]) -> dict[str, str]:
         **_NO_TELEMETRY,
         **_prefect_home(root),
         "PREFECT_SERVER_ALLOW_EPHEMERAL_MODE": "false",  # it loses task runs
-        "PREFECT_LOGGING_LEVEL": "ERROR",
         "PREFECT_LOGGING_TO_API_ENABLED": "false",
         "MLFLOW_SUPPRESS_PRINTING_URL_TO_STDOUT": "true",
     }

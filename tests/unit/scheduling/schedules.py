@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from digenrl.identity import SampleId
@@ -52,7 +52,7 @@ def centred(groups: Sequence[Mapping[SampleId, float]]) -> Verdict:
 
 
 def unit_s(unit: Unit, kind: str) -> float:
-    """One second for each step of each kind of unit, half of it on a fast worker."""
+    """Seconds by kind of unit, half as many on a fast worker."""
     seconds = {RolloutUnit: 3.0, ScoreUnit: 1.0, TrainUnit: 2.0, UpdateUnit: 0.5}[type(unit)]
     return seconds / 2 if kind == "fast" else seconds
 
@@ -70,7 +70,6 @@ def simulate(
     incidents: Iterable[tuple[float, m.Event]],
     behaviour: Behaviour | None = None,
     costs: Costs = COSTS,
-    check: Callable[[Simulation], None] | None = None,
 ) -> Result:
     """Run to the end and check the result."""
     simulation = Simulation(scheduler, costs=costs, incidents=incidents, behaviour=behaviour)

@@ -110,7 +110,15 @@ class Luck(Behaviour):
     """Random durations and misfortunes that depend only on a seed and on what happens to whom."""
 
     def __init__(self, seed: int, share: float) -> None:
-        super().__init__(self._score, self._left_out, self._skips, self._fails, self._move_fails, seed % 2 == 0)
+        super().__init__(
+            self._score,
+            self._left_out,
+            self._skips,
+            self._fails,
+            self._move_fails,
+            answers_cancelled=seed % 2 == 0,
+            outlives_source=seed % 3 == 0,
+        )
         object.__setattr__(self, "seed", seed)
         object.__setattr__(self, "share", share)
 

@@ -1,0 +1,8 @@
+"""One script per figure. Scripts print a table and can write JSON; none of them is a timed test.
+
+learn     does it learn: held-out reward of tiny-ocr over several seeds (docs/learning.md)
+overhead  what orchestration costs, against the plain loop (docs/performance.md)
+
+    overhead_probe     a process of its own that runs the measured sides
+    overhead_figures   from what was measured to figures and tables
+"""

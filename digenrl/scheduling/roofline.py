@@ -1,0 +1,296 @@
+"""From an architecture to seconds: FLOPs, bytes and published rates, each step kept so that it can be read.
+
+    Architecture, Geometry, Training, Reward, Sampling     one workload's published numbers
+    Device                                                 rates of one device and its links
+    Derivation                                             named quantities with the formula each came from
+    forward_flops                                          one transformer forward
+    derive                                                 everything a cost model needs of one kind of device
+
+Notation: n latent tokens, t text tokens, d hidden size, f feed-forward size. A linear layer costs 2 FLOPs per
+parameter and token, attention 4 d per pair of tokens (scores and weighted sum, 2 d each).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Literal
+
+from digenrl.scheduling.costs import KindCosts
+from digenrl.scheduling.scopes import StdScope
+
+#: Bytes of bfloat16 and float32.
+_HALF, _FULL = 2, 4
+
+#: Weight, master weight, gradient and two moments of Adam in mixed precision (ZeRO, arXiv 1910.02054, section 3.1).
+_TRAINED_BYTES = 16
+
+#: Bytes AdamW moves per parameter: weight, both moments read and written, gradient read twice (norm and step).
+_STEP_BYTES = 8 * _FULL
+
+#: Activation bytes of one transformer block per token and hidden element, attention scores not kept
+#: (Korthikanti et al., arXiv 2205.05198, equation 2 without its attention term).
+_BLOCK_BYTES = 34
+
+#: Share of the device's memory that may be planned with; the rest is fragmentation and workspace. Assumption.
+_USABLE = 0.9
+
+
+@dataclass(frozen=True)
+class Architecture:
+    """A transformer of MMDiT blocks (double: a stream each for latents and text; single: one joint stream) or of
+    blocks with self- and cross-attention.
+
+    Attributes:
+        hidden: d.
+        ffn: f.
+        double_blocks: 4 d² + 2 d f parameters per stream.
+        single_blocks: 4 d² + 2 d f parameters on all tokens.
+        cross_blocks: 6 d² + 2 d f parameters on latents, 2 d² on text.
+        text_tokens: t.
+        parameters: of the whole transformer.
+        counted_flops: of one forward at the workload's geometry, counted independently.
+        source: of these numbers.
+    """
+
+    hidden: int
+    ffn: int
+    double_blocks: int
+    single_blocks: int
+    cross_blocks: int
+    text_tokens: int
+    parameters: int
+    counted_flops: float
+    source: str
+
+    @property
+    def blocks(self) -> int:
+        """All blocks."""
+        return self.double_blocks + self.single_blocks + self.cross_blocks
+
+
+@dataclass(frozen=True)
+class Geometry:
+    """One sample. VAEs compress 8 x 8 in space and, for videos, 4 in time; patches are 2 x 2."""
+
+    height: int
+    width: int
+    frames: int
+    decode_flops: float
+    source: str
+
+    @property
+    def latent_frames(self) -> int:
+        """Frames after the VAE, which keeps the first one apart."""
+        return (self.frames - 1) // 4 + 1
+
+    @property
+    def tokens(self) -> int:
+        """n."""
+        return self.latent_frames * (self.height // 16) * (self.width // 16)
+
+    @property
+    def latent_elements(self) -> int:
+        """D, with 16 channels."""
+        return 16 * self.latent_frames * (self.height // 8) * (self.width // 8)
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """Sizes of one iteration; `trained_steps` is K, the first K steps are trained. See RunShape."""
+
+    groups: int
+    group_size: int
+    updates: int
+    num_steps: int
+    trained_steps: int
+    std_scope: StdScope
+    guidance_passes: int
+    micro_batch: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Training:
+    """What is trained. `shards`: devices that share one replica's weights and states (full training)."""
+
+    method: Literal["lora", "full"]
+    shards: int
+    rank: int
+    adapted_layers: int
+    source: str
+
+
+@dataclass(frozen=True)
+class Reward:
+    """FLOPs are 2 x parameters x tokens; or device-seconds per sample as measured, if not 0."""
+
+    parameters: float
+    tokens: int
+    seconds: float
+    source: str
+
+
+@dataclass(frozen=True)
+class Device:
+    """The device of rate 1.0 and its links; `mfu` and `decode_mfu` are achieved shares of `peak_flops`."""
+
+    name: str
+    peak_flops: float
+    memory_bytes: float
+    memory_bytes_per_s: float
+    link_bytes_per_s: float
+    host_bytes_per_s: float
+    network_bytes_per_s: float
+    mfu: float
+    decode_mfu: float
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """One derived number."""
+
+    name: str
+    value: float
+    unit: str
+    formula: str
+
+    def __str__(self) -> str:
+        return f"{self.name:<26} = {_readable(self.value):>10} {self.unit:<8} {self.formula}"
+
+
+@dataclass
+class Derivation:
+    """Quantities in the order they were derived."""
+
+    quantities: dict[str, Quantity] = field(default_factory=dict)
+
+    def put(self, name: str, value: float, unit: str, formula: str) -> float:
+        """Keep a quantity and return its value."""
+        self.quantities[name] = Quantity(name, value, unit, formula)
+        return value
+
+    def __getitem__(self, name: str) -> float:
+        return self.quantities[name].value
+
+    def __iter__(self) -> Iterator[Quantity]:
+        return iter(self.quantities.values())
+
+
+def forward_flops(model: Architecture, tokens: int) -> float:
+    """FLOPs of one forward of one sample with n latent tokens. Modulation and embeddings (< 1 %) are left out."""
+    d, text = model.hidden, model.text_tokens
+    stream = 4 * d**2 + 2 * d * model.ffn
+    joint = tokens + text
+    linear = 2 * joint * stream * (model.double_blocks + model.single_blocks)
+    attention = 4 * d * joint**2 * (model.double_blocks + model.single_blocks)
+    linear += 2 * model.cross_blocks * (tokens * (stream + 2 * d**2) + text * 2 * d**2)
+    attention += 4 * d * model.cross_blocks * (tokens**2 + tokens * text)
+    return float(linear + attention)
+
+
+def derive(
+    model: Architecture,
+    geometry: Geometry,
+    sampling: Sampling,
+    training: Training,
+    reward: Reward,
+    device: Device,
+    rate: float,
+) -> Derivation:
+    """All quantities of a kind of device that computes `rate` times as fast as `device`."""
+    out = Derivation()
+    n, mb, passes = geometry.tokens, sampling.micro_batch, sampling.guidance_passes
+    speed = out.put(
+        "speed", device.peak_flops * device.mfu * rate, "FLOP/s", f"peak x MFU {device.mfu:.3f} x rate {rate}"
+    )
+    out.put("tokens", n, "", "latent frames x height/16 x width/16")
+    forward = out.put(
+        "forward", forward_flops(model, n), "FLOP", "2 x parameters per token x tokens + 4 d x pairs x blocks"
+    )
+    step = out.put("sample step", forward * passes, "FLOP", f"forward x {passes} guidance pass(es)")
+    out.put("rollout_step_s", mb * step / speed, "s", f"{mb} samples x sample step / speed")
+    decode_speed = device.peak_flops * device.decode_mfu * rate
+    out.put(
+        "decode_s",
+        mb * geometry.decode_flops / decode_speed,
+        "s",
+        f"{mb} x decode FLOPs / (peak x {device.decode_mfu} x rate)",
+    )
+    _derive_training(out, model, n, sampling, training, device, rate)
+    if reward.seconds:
+        out.put("score_s", mb * reward.seconds / rate, "s", f"{mb} samples x measured {reward.seconds} s / rate")
+    else:
+        out.put(
+            "score_s", mb * 2 * reward.parameters * reward.tokens / speed, "s", f"{mb} samples x 2 N tokens / speed"
+        )
+    latents = (sampling.trained_steps + 1) * geometry.latent_elements * _FULL * mb
+    out.put("trajectory", latents, "B", "(K + 1) latents x D x 4 x samples")
+    out.put("transfer_s", latents / device.network_bytes_per_s, "s", "trajectory / network")
+    return out
+
+
+def _derive_training(
+    out: Derivation, model: Architecture, n: int, sampling: Sampling, training: Training, device: Device, rate: float
+) -> None:
+    full = training.method == "full"
+    passes_of = 4 if full else 3
+    what = "forward, recomputation, backward x 2" if full else "forward, recomputation, backward to activations"
+    mb, speed = sampling.micro_batch, out["speed"]
+    trained = training.adapted_layers * 2 * training.rank * model.hidden
+    text = "2 x rank x d x adapted layers"
+    trained = out.put("trained", model.parameters if full else trained, "", "all parameters" if full else text)
+    out.put("replay_share", 1 / passes_of, "", f"one forward of a train unit's {passes_of} ({what})")
+    out.put("train step", passes_of * out["sample step"], "FLOP", f"sample step x {passes_of}: {what}")
+    out.put("train_s", mb * out["train step"] / speed, "s", f"per timestep: {mb} samples x train step / speed")
+    out.put(
+        "update_s",
+        _STEP_BYTES * trained / training.shards / device.memory_bytes_per_s / rate,
+        "s",
+        "32 B x trained / shards / memory rate",
+    )
+    # Memory, and with it the largest timestep batch.
+    states = _HALF * model.parameters * (0 if full else 1) + _TRAINED_BYTES * trained / training.shards
+    out.put("states", states, "B", "16 x trained / shards" + ("" if full else " + 2 x frozen parameters"))
+    width = (n + (0 if model.cross_blocks else model.text_tokens)) * model.hidden
+    kept = width * (_HALF * model.blocks + _BLOCK_BYTES) * sampling.guidance_passes
+    out.put("activations", kept, "B", "tokens x d x (2 per checkpointed block + 34 in one block) x guidance passes")
+    room = _USABLE * device.memory_bytes - states
+    most = out.put(
+        "timesteps that fit", room // (kept * mb), "", f"({_USABLE} x memory - states) / ({mb} x activations)"
+    )
+    if most < 1:
+        raise ValueError(f"micro_batch={mb} does not fit: {kept * mb:.3g} B of activations in {room:.3g} B")
+    installed = trained * (_HALF if full else _FULL)
+    out.put(
+        "install_s", installed / device.network_bytes_per_s, "s", f"trained x {_HALF if full else _FULL} B / network"
+    )
+    away = _TRAINED_BYTES * trained / training.shards
+    out.put(
+        "switch_s",
+        away / device.host_bytes_per_s,
+        "s",
+        "the trainer's states go to or come from the host: 16 x trained / shards / host link",
+    )
+    shards = training.shards
+    gathered = 3 * _HALF * model.parameters * (shards - 1) / shards
+    out.put(
+        "gather_s",
+        gathered / device.link_bytes_per_s,
+        "s",
+        f"2 all-gathers and a reduce-scatter of 2 x parameters x {shards - 1}/{shards} / link, not overlapped",
+    )
+
+
+def kind_costs(derivation: Derivation, trained_steps: int) -> KindCosts:
+    """The costs a derivation comes to, at every timestep batch that fits; the gap is not derived but measured."""
+    most = min(trained_steps, int(derivation["timesteps that fit"]))
+    names = ("rollout_step_s", "decode_s", "score_s", "update_s", "switch_s", "install_s", "transfer_s", "gather_s")
+    return KindCosts(
+        train_s={batch: batch * derivation["train_s"] for batch in range(1, most + 1)},
+        **{name: derivation[name] for name in names},  # type: ignore[arg-type]
+    )
+
+
+def _readable(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) and value < 1e7 else f"{value:.4g}"

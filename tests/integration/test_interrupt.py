@@ -1,0 +1,182 @@
+"""One training run that is interrupted in every way there is, resumed each time, and ends as if nothing had happened.
+
+The tests share the run: each goes on where the one before stopped it, and any of them may also come first.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import psutil
+import pytest
+from mlflow import MlflowClient
+from program import Home, Program, flow_runs, gone, post, task_runs, until
+
+from digenrl.configure import load_config
+from digenrl.loop import train
+from digenrl.policy import adapter_hash
+from flows.services import ServicesHandle, ensure, release
+from flows.services.state import ServicesDirectory
+from storage import checkpoints
+from storage.runs import RunDirectory
+
+# MLflow's own models use what SQLAlchemy 2.1 deprecates; it shows where the database is opened in this process.
+pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
+
+NAME = "interrupted"
+ITERATIONS = 40
+OVERRIDES = [
+    f"iterations={ITERATIONS}",
+    "evaluation.every=0",
+    "checkpoint.every=2",
+    "algorithm.prompts_per_iteration=2",
+    "algorithm.samples_per_prompt=3",
+    "algorithm.num_steps=6",
+]
+
+#: From the request to the end of the program.
+STOPS_WITHIN_S = 10.0
+#: From the end of the program to the end of everything it started.
+GONE_WITHIN_S = 5.0
+
+
+class Interrupted:
+    """The run of this module: started the first time, resumed afterwards."""
+
+    def __init__(self, home: Home, services: ServicesHandle) -> None:
+        self.home = home
+        self.services = services
+        self.directory = RunDirectory(home.path / NAME)
+
+    def go_on(self) -> Program:
+        """Train until two more checkpoints are there."""
+        before = self.newest_step()
+        if self.directory.path.exists():
+            program = self.home.start("resume", NAME)
+        else:
+            program = self.home.start("train", "tiny-smoke", *OVERRIDES, "--name", NAME)
+        until(
+            lambda: program.process.poll() is not None or self.newest_step() >= before + 4, 90, "two more checkpoints"
+        )
+        assert program.process.poll() is None, program.stdout + program.stderr
+        return program
+
+    def newest_step(self) -> int:
+        """Iterations of the newest checkpoint, 0 without any."""
+        manifests = self.directory.checkpoints.glob("step-*/manifest.json")
+        return max((int(path.parent.name.split("-")[1]) for path in manifests), default=0)
+
+    def state(self) -> tuple[str, str]:
+        """Type and message of the newest flow run's state."""
+        state = flow_runs(self.services.prefect_api, NAME)[-1]["state"]
+        return state["type"], state["message"]
+
+
+@pytest.fixture(scope="module")
+def interrupted(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Interrupted]:
+    path = tmp_path_factory.mktemp("interrupted") / "home"
+    with Home(path) as home, ensure(owner="pytest", home=path) as services:
+        yield Interrupted(home, services)
+
+
+def control_c(program: Program, services: ServicesHandle) -> None:
+    program.interrupt()
+
+
+def terminate(program: Program, services: ServicesHandle) -> None:
+    program.process.send_signal(signal.SIGTERM)
+
+
+def cancel(program: Program, services: ServicesHandle) -> None:
+    run = flow_runs(services.prefect_api, NAME)[-1]
+    answer = post(services.prefect_api, f"/flow_runs/{run['id']}/set_state", {"state": {"type": "CANCELLING"}})
+    assert answer["status"] == "ACCEPT"
+
+
+@pytest.mark.parametrize("stop", [control_c, terminate, cancel])
+def test_a_stopped_run_is_cancelled_and_leaves_a_whole_checkpoint(
+    interrupted: Interrupted, stop: Callable[[Program, ServicesHandle], None]
+) -> None:
+    program = interrupted.go_on()
+    family = program.family()
+    assert len(family) > 2, "workers are processes of their own"
+    stop(program, interrupted.services)
+    program.ends(130, STOPS_WITHIN_S)
+    until(lambda: gone(family), GONE_WITHIN_S, "every child to end")
+
+    state, message = interrupted.state()
+    summary = interrupted.directory.read_summary()
+    assert summary is not None
+    assert summary["status"] == "cancelled"
+    assert (state, message) == (
+        "CANCELLED",
+        f"stopped after {summary['iterations']} iterations; continue with: digenrl resume {NAME}",
+    )
+    saved = checkpoints.latest(interrupted.directory.checkpoints)
+    assert saved is not None
+    assert (saved.iteration, saved.url) == (summary["iterations"], summary["checkpoint"])
+    assert 0 < saved.iteration < ITERATIONS
+
+    runs = task_runs(interrupted.services.prefect_api, summary["prefect_flow_run_id"])
+    assert {run["state"]["type"] for run in runs} <= {"COMPLETED", "CANCELLED"}, "nothing shows as running"
+    assert f"digenrl resume {NAME}" in program.stdout
+    assert program.stderr == "the servers go on running for pytest\n"
+
+
+def test_after_kill_9_nothing_is_left(interrupted: Interrupted) -> None:
+    program = interrupted.go_on()
+    supervisor = ServicesDirectory(interrupted.home.path).read_state().supervisor
+    assert supervisor is not None
+    family = [*program.family(), psutil.Process(supervisor.pid), *psutil.Process(supervisor.pid).children(True)]
+    assert release(interrupted.services) == [f"train {NAME}"]
+    os.kill(program.process.pid, signal.SIGKILL)
+    program.wait()
+    until(lambda: gone(family), GONE_WITHIN_S, "workers, supervisor and servers to end")
+    assert (interrupted.directory.read_summary() or {})["status"] == "running"
+
+
+def test_the_resumed_run_ends_like_an_uninterrupted_one(interrupted: Interrupted) -> None:
+    damaged = checkpoints.latest(interrupted.directory.checkpoints)
+    assert damaged is not None
+    file = interrupted.directory.checkpoints / damaged.folder / "adapter.safetensors"
+    file.write_bytes(file.read_bytes()[:-1])
+
+    with ensure(owner="pytest", home=interrupted.home.path) as services:
+        interrupted.services = services
+        program = interrupted.home.run("resume", NAME)
+        assert len(re.findall("^note: ", program.stderr, re.MULTILINE)) == 1
+        assert f"{damaged.folder}: adapter.safetensors has" in program.stderr
+        assert "using the checkpoint before it" in program.stderr
+        assert interrupted.state() == ("COMPLETED", f"{ITERATIONS} iterations")
+        states = [run["state"]["type"] for run in flow_runs(services.prefect_api, NAME)]
+        assert states[:-1] == ["CANCELLED"] * (len(states) - 2) + ["CRASHED"], "the killed one, too, has ended"
+        summary = interrupted.directory.read_summary()
+        assert summary is not None
+        _check_tracking(services.mlflow_uri, summary["mlflow_run_id"])
+
+    assert (summary["status"], summary["iterations"]) == ("completed", ITERATIONS)
+    last = checkpoints.latest(interrupted.directory.checkpoints)
+    assert last is not None
+    assert last.iteration == ITERATIONS
+    result = train(load_config("tiny-smoke", OVERRIDES))
+    found = checkpoints.load(last)
+    assert found.state["adapter_hash"] == adapter_hash(found.tensors["adapter"]) == adapter_hash(result.adapter.weights)
+
+
+def _check_tracking(uri: str, run_id: str) -> None:
+    client = MlflowClient(uri)
+    experiment = client.get_run(run_id).info.experiment_id
+    (run,) = client.search_runs([experiment])
+    assert (run.info.run_id, run.info.run_name, run.info.status) == (run_id, NAME, "FINISHED")
+    for metric in ("reward/mean", "iteration/seconds", "train/grad_norm"):
+        assert [m.step for m in client.get_metric_history(run_id, metric)] == list(range(ITERATIONS)), metric
+
+
+def test_a_completed_run_is_not_resumed(interrupted: Interrupted) -> None:
+    program = interrupted.home.run("resume", NAME, code=2)
+    assert f"the run {NAME!r} is complete" in program.stderr
+    assert not Path(interrupted.home.path / ".services" / "services.json").exists(), "no server was started for that"

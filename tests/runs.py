@@ -1,0 +1,290 @@
+"""Runs of the engine on real worker processes, and what they are compared with.
+
+    ground = Ground(workers=2)         a local cluster that outlives several runs
+    outcome = ground.run(config)       one run, from its own initial adapter
+    expected(config)                   the same run by digenrl.loop, in this process
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import os
+import signal
+import threading
+import time
+import uuid
+from collections.abc import Callable, Coroutine, Sequence
+from concurrent.futures import Future
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+import torch
+from distributed import Client, WorkerPlugin
+
+from digenrl import runspec
+from digenrl.config import ClusterConfig, RunConfig
+from digenrl.configure import load_config
+from digenrl.loop import LoopResult, train
+from digenrl.policy import adapter_hash
+from digenrl.prompts import load_prompts
+from digenrl.rewards.base import PromptRecord, Score
+from digenrl.scheduling.scheduler import Scheduler
+from digenrl.scheduling.units import Unit
+from flows.session import layout_of
+from workers.cluster import open_cluster
+from workers.engine import Engine
+from workers.listener import Dispatched, Evaluation, IterationReport, Listener, Listeners, TrainerState
+from workers.presence import WorkerCard, card
+from workers.receipts import Receipt, RunSetup
+
+T = TypeVar("T")
+
+#: No run here may take longer.
+DEADLINE_S = 120.0
+
+#: 3 iterations of 4 groups of 4 samples, 2 updates, 6 steps of which 3 are trained; 6 held-out prompts.
+SMALL = (
+    "iterations=3",
+    "algorithm.num_steps=6",
+    "evaluation.prompts=6",
+    "evaluation.micro_batch=3",
+    "evaluation.num_steps=4",
+)
+
+
+def small(*overrides: str) -> RunConfig:
+    """A run of seconds on which everything happens that can happen."""
+    return load_config("tiny-smoke", [*SMALL, *overrides])
+
+
+@dataclass
+class Outcome(Listener):
+    """What a run leaves.
+
+    Attributes:
+        finished: whether it ran to its end.
+        reports: of its iterations.
+        evaluations: scores by version.
+        versions: published versions with the hash of their adapter.
+        state: published last.
+        units: every unit handed out, with the incarnation it was handed to.
+        receipts: how many receipts each unit left.
+        messages: what was said about the fleet.
+    """
+
+    finished: bool = False
+    reports: list[IterationReport] = field(default_factory=list)
+    evaluations: dict[int, dict[Any, Score]] = field(default_factory=dict)
+    versions: list[tuple[int, str]] = field(default_factory=list)
+    state: TrainerState | None = None
+    units: list[tuple[Unit, str]] = field(default_factory=list)
+    receipts: dict[Unit, list[Receipt]] = field(default_factory=dict)
+    messages: list[str] = field(default_factory=list)
+
+    @property
+    def fingerprints(self) -> dict[str, str]:
+        """Hash of everything every training rollout made, by micro-batch."""
+        return {label: found for report in self.reports for label, found in report.fingerprints.items()}
+
+    @property
+    def adapter(self) -> str:
+        """Content hash of the adapter published last."""
+        assert self.state is not None
+        return adapter_hash(self.state.adapter)
+
+    def dispatched(self, event: Dispatched) -> None:
+        self.units.append((event.run.unit, event.run.worker))
+        event.outcome.add_done_callback(functools.partial(self._ended, event.run.unit))
+
+    def _ended(self, unit: Unit, outcome: asyncio.Future[Receipt]) -> None:
+        if not outcome.cancelled() and outcome.exception() is None:
+            self.receipts.setdefault(unit, []).append(outcome.result())
+
+    def published(self, version: int, state: TrainerState) -> None:
+        self.versions.append((version, state.adapter_hash))
+        self.state = state
+
+    def iteration_closed(self, report: IterationReport) -> None:
+        self.reports.append(report)
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        self.evaluations[evaluation.version] = evaluation.scores
+
+    def fleet_changed(self, message: str) -> None:
+        self.messages.append(message)
+
+
+class OnUnit(Listener):
+    """Does something when the n-th unit that matches is handed out, or has left its receipt."""
+
+    def __init__(
+        self, matches: Callable[[Unit], bool], act: Callable[[Dispatched], None], *, nth: int = 1, ended: bool = False
+    ) -> None:
+        self._matches = matches
+        self._act = act
+        self._left = nth
+        self._ended = ended
+
+    def dispatched(self, event: Dispatched) -> None:
+        if not self._matches(event.run.unit):
+            return
+        self._left -= 1
+        if self._left == 0 and self._ended:
+            event.outcome.add_done_callback(lambda _: self._act(event))
+        elif self._left == 0:
+            self._act(event)
+
+
+class Ground:
+    """A local cluster that outlives several runs, on an event loop in a thread of its own."""
+
+    def __init__(self, workers: int, *overrides: str) -> None:
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="ground")
+        self._thread.start()
+        self._closing = asyncio.Event()
+        opened: Future[Client] = Future()
+        cluster = small(f"cluster.workers={workers}", *overrides).cluster
+        # A client must be closed by the task that opened it.
+        self._held = asyncio.run_coroutine_threadsafe(self._hold(cluster, opened), self._loop)
+        self._held.add_done_callback(lambda held: opened.done() or opened.set_exception(held.exception()))
+        self.client = opened.result(DEADLINE_S)
+
+    async def _hold(self, cluster: ClusterConfig, opened: Future[Client]) -> None:
+        async with open_cluster(cluster) as client:
+            opened.set_result(client)
+            await self._closing.wait()
+
+    def do(self, work: Coroutine[Any, Any, T], timeout: float = DEADLINE_S) -> T:
+        """Run a coroutine on the loop and wait for it."""
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
+
+    def run(self, config: RunConfig, *listeners: Listener, prompts: Sequence[PromptRecord] = ()) -> Outcome:
+        """One run; what it raises is raised here."""
+        outcome = Outcome()
+        self.do(self.drive(config, outcome, *listeners, prompts=prompts))
+        return outcome
+
+    async def drive(
+        self, config: RunConfig, outcome: Outcome, *listeners: Listener, prompts: Sequence[PromptRecord] = ()
+    ) -> None:
+        """One run into `outcome`, on the loop of the caller."""
+        engine = engine_for(self.client, config, Listeners(outcome, *listeners), prompts)
+        async with asyncio.timeout(DEADLINE_S):
+            outcome.finished = await engine.run()
+
+    def cards(self) -> dict[str, WorkerCard]:
+        """The workers there are, by name for people."""
+        return {f"worker {c.name}": c for c in self.do(self.client.run(card)).values()}
+
+    def everywhere(self, function: Callable[..., T], *arguments: Any) -> list[T]:
+        """What a function returns on every worker."""
+        return list(self.do(self.client.run(function, *arguments)).values())
+
+    def install(self, plugin: WorkerPlugin) -> None:
+        """Set up a plugin on the workers that are there and on all that will come."""
+        self.do(self.client.register_plugin(plugin))
+
+    def uninstall(self, name: str) -> None:
+        """Take a plugin away again."""
+        self.do(self.client.unregister_worker_plugin(name))
+
+    def scale(self, workers: int) -> None:
+        """Change the number of workers."""
+        self.do(self._scale(workers))
+
+    async def _scale(self, workers: int) -> None:
+        self.client.cluster.scale(workers)
+        await self.client.cluster
+        deadline = time.monotonic() + DEADLINE_S
+        while len(self.client.scheduler_info(n_workers=-1)["workers"]) != workers or len(
+            await self.client.run(os.getpid)
+        ) != workers:
+            assert time.monotonic() < deadline, f"the cluster does not get {workers} workers"
+            await asyncio.sleep(0.05)
+
+    def settle(self, workers: int) -> None:
+        """Wait until so many workers are there: a nanny may still be replacing one."""
+        self.do(self._settle(workers))
+
+    async def _settle(self, workers: int) -> None:
+        deadline = time.monotonic() + DEADLINE_S
+        while len(await self.client.run(os.getpid, on_error="ignore")) != workers:
+            assert time.monotonic() < deadline, f"the cluster does not have {workers} workers again"
+            await asyncio.sleep(0.05)
+
+    def close(self) -> None:
+        """End the cluster."""
+        self._loop.call_soon_threadsafe(self._closing.set)
+        self._held.result(DEADLINE_S)
+        self._loop.call_soon_threadsafe(self._loop.stop)
+        self._thread.join()
+        self._loop.close()
+
+
+def engine_for(
+    client: Client, config: RunConfig, listener: Listener, prompts: Sequence[PromptRecord] = ()
+) -> Engine:
+    """An engine for a run from its own initial adapter, as the flow makes it."""
+    train_prompts = prompts or load_prompts(config.data.prompts)
+    held_out = load_prompts(config.data.held_out) if config.data.held_out else ()
+    shape = runspec.shape(config, len(held_out))
+    return Engine(
+        client=client,
+        setup=RunSetup(uuid.uuid4().hex, config, len(held_out)),
+        scheduler=Scheduler(
+            shape,
+            layout_of(config),
+            runspec.advantage_rule(config),
+            std_scope=config.algorithm.std_scope,
+            max_failed_share=config.gates.max_failed_share,
+            max_bad_updates=config.gates.max_bad_updates,
+        ),
+        start=None,
+        prompts_of=lambda m: tuple(runspec.prompts_of(shape, m, train_prompts, held_out)),
+        listener=listener,
+    )
+
+
+@dataclass(frozen=True)
+class Expected:
+    """The run as the plain loop does it."""
+
+    fingerprints: dict[str, str]
+    adapter: str
+    evaluations: dict[int, dict[Any, Score]]
+
+
+def expected(config: RunConfig) -> Expected:
+    """By digenrl.loop; where and how work is placed makes no difference to it."""
+    placed = {"cluster": small().cluster, "schedule": config.schedule.model_copy(update={"layout": "disaggregated"})}
+    return _expected(config.model_copy(update=placed).model_dump_json())
+
+
+@functools.lru_cache
+def _expected(config: str) -> Expected:
+    torch.set_num_threads(1)
+    result: LoopResult = train(RunConfig.model_validate_json(config))
+    fingerprints = {m.label: found for i in result.iterations for m, found in i.hashes.items()}
+    return Expected(fingerprints, adapter_hash(result.adapter.weights), result.evaluations)
+
+
+def assert_as_expected(outcome: Outcome, config: RunConfig) -> None:
+    """Bit for bit the samples, the scores and the weights of the plain loop, everything counted once."""
+    wanted = expected(config)
+    assert outcome.finished
+    assert outcome.fingerprints == wanted.fingerprints
+    assert outcome.evaluations == wanted.evaluations
+    assert outcome.adapter == wanted.adapter
+    algorithm = config.algorithm
+    pairs = algorithm.prompts_per_iteration * algorithm.samples_per_prompt * runspec.trained_step_count(config)
+    assert [report.iteration for report in outcome.reports] == list(range(config.iterations))
+    for report in outcome.reports:
+        assert report.trained + sum(report.excluded.values()) == pairs
+        assert report.metrics.get("pairs", 0) == report.trained
+
+
+def kill(pid: int) -> None:
+    """SIGKILL."""
+    os.kill(pid, signal.SIGKILL)

@@ -1,0 +1,49 @@
+"""The server that a local cluster's worker processes are forked from.
+
+torch, transformers and diffusers take seconds of CPU to import. The server imports them once (workers.preload); a
+worker, also one that takes the place of a killed one, is a fork of it and ready in a fraction of a second. The server
+dies with the process that started it. On macOS, where forking a process that has used system frameworks is unsafe,
+workers are spawned and import everything themselves.
+"""
+
+from __future__ import annotations
+
+import multiprocessing.forkserver
+import os
+import signal
+import sys
+from collections.abc import Mapping
+
+#: Value of distributed.worker.multiprocessing-method.
+METHOD = "forkserver" if sys.platform == "linux" else "spawn"
+
+#: One compute thread per process: two workers with two OpenMP threads each on two cores are several times slower.
+THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMEXPR_NUM_THREADS": "1"}
+
+#: What local workers find in their environment besides this process's.
+ENVIRONMENT = {**THREADS, "PYTHONSAFEPATH": "1", "TOKENIZERS_PARALLELISM": "false"}
+
+
+def start(environment: Mapping[str, str]) -> None:
+    """Start the server if there is one on this platform and it does not run yet; returns at once.
+
+    Args:
+        environment: what the server, and with it every worker, finds in its environment besides this process's. It
+            cannot be given later: libraries read it when they are imported.
+    """
+    if METHOD != "forkserver":
+        return
+    multiprocessing.set_forkserver_preload(["workers.preload"])
+    before = {name: os.environ.get(name) for name in environment}
+    os.environ.update(environment)
+    # Inherited: until workers.preload has been imported, a Ctrl-C would end the server with a traceback.
+    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    try:
+        multiprocessing.forkserver.ensure_running()
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value
