@@ -3,6 +3,8 @@
 learn     does it learn: held-out reward of tiny-ocr over several seeds (docs/learning.md)
 overhead  what orchestration costs, against the plain loop (docs/performance.md)
 
-    overhead_probe     a process of its own that runs the measured sides
-    overhead_figures   from what was measured to figures and tables
+    overhead_probe     a process per layout, kept for all runs of it
+    overhead_run       the runs that are measured, in that process
+    overhead_figures   from what was measured to figures
+    overhead_tables    from figures to what people read
 """

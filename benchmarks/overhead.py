@@ -28,18 +28,12 @@ from typing import Any
 
 import psutil
 
+# What is measured is the checkout this file lies in, here and in every process started from here.
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
-from benchmarks.overhead_figures import (
-    Reading,
-    Side,
-    cpu_table,
-    gap_table,
-    replace_block,
-    row_of,
-    throughput_table,
-)
+from benchmarks.overhead_figures import Reading, Side, row_of
 from benchmarks.overhead_probe import Probe
+from benchmarks.overhead_tables import cpu_table, gap_table, replace_block, throughput_table
 from flows.services import ServicesHandle, drain_prefect, ensure
 from flows.services.state import ServicesDirectory
 from storage.processes import descendants
@@ -151,7 +145,8 @@ def measure(
     with ExitStack() as stack:
         home = stack.enter_context(tempfile.TemporaryDirectory(prefix="digenrl-overhead-"))
         handle = stack.enter_context(ensure(("prefect",), owner="benchmarks/overhead.py", home=Path(home), wait=False))
-        environment = handle.client_env() | {"DIGENRL_HOME": home}
+        python_path = os.pathsep.join([sys.path[0], *filter(None, [os.environ.get("PYTHONPATH")])])
+        environment = handle.client_env() | {"DIGENRL_HOME": home, "TMPDIR": home, "PYTHONPATH": python_path}
         say("starting the Prefect server and one process per layout")
         layouts = dict.fromkeys(side.layout for side in plan)
         probes = {layout: stack.enter_context(Probe(layout, overrides, environment)) for layout in layouts}
@@ -214,7 +209,7 @@ def block(result: dict[str, Any]) -> str:
     lines = [
         f"`{where['command']}` on {time.strftime('%Y-%m-%d')}: {where['processor']} ({where['architecture']}), "
         f"{where['cores']} cores, {memory:.0f} GiB, {where['system']}, Python {where['python']}, {versions}. "
-        f"{len(rows)} sides, {rows[0]['repeats']} repeats of {where['iterations']} iterations each, "
+        f"{len(rows)} sides, {where['iterations']} counted iterations per run, repeats: {rows[0]['repeats']}, "
         f"{where['seconds']:.0f} s in all. {circumstances(where)}"
     ]
     tables = (throughput_table, gap_table, cpu_table)
@@ -229,8 +224,9 @@ def circumstances(where: dict[str, Any]) -> str:
     """How quiet the machine was."""
     before, after = where["load_average_before"], where["load_average_after"]
     others = where["others_cores"]
+    quiet = before <= QUIET_LOAD and others <= QUIET_CORES
     verdict = (
-        "The machine was quiet" if before <= QUIET_LOAD and others <= QUIET_CORES else "**The machine was shared**"
+        "The machine was quiet" if quiet else "**The machine was shared; expect no more than orders of magnitude**"
     )
     return (
         f"{verdict}: load average {before:.2f} at the start and {after:.2f} at the end (which is ours as well); other "
@@ -266,7 +262,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     say(f"load average {load:.2f}")
     if load > QUIET_LOAD:
         say(f"warning: the machine is not quiet (load average above {QUIET_LOAD}); the figures will say so")
-    readings, idle_cores = measure(sides(options.quick), iterations, repeats, options.quick, say)
+    try:
+        readings, idle_cores = measure(sides(options.quick), iterations, repeats, options.quick, say)
+    except RuntimeError as error:
+        print(f"not measured: {error}", file=sys.stderr)
+        return 1
     where = machine() | {
         "command": " ".join(["python benchmarks/overhead.py", *_named(options)]),
         "iterations": iterations,

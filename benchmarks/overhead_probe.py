@@ -16,6 +16,7 @@ import threading
 import time
 from collections.abc import Mapping, Sequence
 from multiprocessing.connection import Connection
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from benchmarks.overhead_figures import FlowRun, Reading, Side
@@ -37,7 +38,7 @@ class Probe:
     Args:
         layout: loop, colocated or disaggregated.
         overrides: of the preset, e.g. `algorithm.samples_per_prompt=4`.
-        environment: set before anything is imported, e.g. the Prefect server's address.
+        environment: set before anything is imported: the Prefect server's address and DIGENRL_HOME.
     """
 
     def __init__(self, layout: str, overrides: Sequence[str], environment: Mapping[str, str]) -> None:
@@ -143,14 +144,19 @@ def _serve_loop(end: Connection, overrides: Sequence[str]) -> None:
 
 
 async def _serve_cluster(end: Connection, layout: str, overrides: Sequence[str]) -> None:
-    from benchmarks.overhead_run import run_bare, run_observed
-    from workers.cluster import open_cluster
+    from flows.logs import redirect_libraries, run_log
 
-    async with open_cluster(_config(Side(layout), 1, overrides).cluster) as client:
-        while True:
-            side, iterations = await asyncio.to_thread(end.recv)
-            config = _config(side, iterations, overrides)
-            if side.detail is None:
-                end.send((await run_bare(client, side, config), None))
-            else:
-                end.send(await run_observed(client, side, config))
+    # As in a training run: what Prefect says about every task run goes to a file.
+    with run_log(Path(os.environ["DIGENRL_HOME"]) / f"{layout}.log"):
+        from benchmarks.overhead_run import run_bare, run_observed
+        from workers.cluster import open_cluster
+
+        redirect_libraries()
+        async with open_cluster(_config(Side(layout), 1, overrides).cluster) as client:
+            while True:
+                side, iterations = await asyncio.to_thread(end.recv)
+                config = _config(side, iterations, overrides)
+                if side.detail is None:
+                    end.send((await run_bare(client, side, config), None))
+                else:
+                    end.send(await run_observed(client, side, config))

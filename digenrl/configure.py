@@ -66,7 +66,7 @@ def warnings_of(config: RunConfig) -> list[str]:
     """Sentences about settings that are legal and have no effect."""
     algorithm = config.algorithm
     warnings = []
-    if algorithm.updates_per_iteration == 1:
+    if algorithm.updates_per_iteration == 1 and not config.stale_groups:
         warnings.append(
             f"algorithm.clip_range={algorithm.clip_range} has no effect: clip_range cannot act with "
             "algorithm.updates_per_iteration=1, where the ratio is always 1 and only the learning rate limits a step"

@@ -114,6 +114,25 @@ class Policy:
             adapter[name] = value.to(device=parameter.device, dtype=parameter.dtype)
         return adapter
 
+    def check(self, adapter: Mapping[str, torch.Tensor], tag: Hashable) -> None:
+        """See that an adapter is one of this policy's; `tag` is what an error calls it.
+
+        Raises:
+            ValueError: its names or shapes are not those of this policy.
+        """
+        if adapter.keys() != self._parameters.keys():
+            odd = sorted(adapter.keys() ^ self._parameters.keys())
+            raise ValueError(
+                f"adapter {tag} has {len(adapter)} tensors where this policy has {len(self._parameters)}; "
+                f"{len(odd)} names are in one of them only, the first is {odd[0]!r}"
+            )
+        for name, parameter in self._parameters.items():
+            if adapter[name].shape != parameter.shape:
+                raise ValueError(
+                    f"{name} of adapter {tag} has shape {tuple(adapter[name].shape)} where this policy has "
+                    f"{tuple(parameter.shape)}"
+                )
+
     @torch.no_grad()
     def bind(self, adapter: Mapping[str, torch.Tensor], tag: Hashable) -> None:
         """Copy `adapter` into the model; costs nothing if `tag` is bound already.
@@ -121,16 +140,11 @@ class Policy:
         A tag names one adapter for the life of this policy (theta does).
 
         Raises:
-            ValueError: the adapter's names are not those of this policy.
+            ValueError: see `check`.
         """
         if self.bound is not None and self.bound == tag:
             return
-        if adapter.keys() != self._parameters.keys():
-            odd = sorted(adapter.keys() ^ self._parameters.keys())
-            raise ValueError(
-                f"adapter {tag} has {len(adapter)} tensors where this policy has {len(self._parameters)}; "
-                f"{len(odd)} names are in one of them only, the first is {odd[0]!r}"
-            )
+        self.check(adapter, tag)
         self.bound = None  # while half of it is copied, nothing is
         for name, parameter in self._parameters.items():
             parameter.copy_(adapter[name])

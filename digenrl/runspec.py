@@ -71,6 +71,8 @@ def shape(config: RunConfig, num_held_out: int, start_iteration: int = 0) -> Run
         eval_micro_batch=evaluation.micro_batch,
         eval_num_steps=evaluation.num_steps,
         evaluated=evaluated,
+        steps_per_unit=None if config.schedule.steps_per_unit == "auto" else config.schedule.steps_per_unit,
+        stale_groups=config.stale_groups,
     )
 
 

@@ -11,13 +11,16 @@ is the new one, detached: the ratio is 1 to the bit, whatever kernels the rollou
 again under the old adapter, in a forward pass of the same composition, so that kernels that depend on the batch cancel
 in the difference. The log-prob noted at rollout is only compared with it.
 
+Staleness. Samples of iteration k are generated under version k, or under version k - 1 where the run says so; anything
+else is an error here, where the loss is computed.
+
 Shapes: N pairs (sample, step) of the unit, ordered by step, then sample; D latent shape of one sample.
 """
 
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, replace
 
 import torch
 
@@ -46,6 +49,7 @@ class UnitMetrics:
         logp_gap: sum of |log p at training - log p at rollout|, both under the rollout's weights.
         logp_gap_max: the largest.
         kl: sum of KLs to the base model (0 where kl_beta is 0).
+        stale: pairs whose sample is one version old.
     """
 
     pairs: int = 0
@@ -57,6 +61,12 @@ class UnitMetrics:
     logp_gap: float = 0.0
     logp_gap_max: float = 0.0
     kl: float = 0.0
+    stale: int = 0
+
+    @property
+    def staleness(self) -> dict[int, int]:
+        """Histogram: how many versions old -> number of pairs."""
+        return {0: self.pairs - self.stale, 1: self.stale}
 
     def __add__(self, other: UnitMetrics) -> UnitMetrics:
         merged = {}
@@ -74,6 +84,10 @@ class UnitMetrics:
             name: value if name.endswith("_max") or name == "pairs" else value / self.pairs
             for name, value in values.items()
         }
+
+
+class StalenessError(ValueError):
+    """A trajectory was not generated under the weights it should have been."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -116,6 +130,7 @@ def train_unit(
     algorithm: AlgorithmConfig,
     guidance_scale: float,
     normaliser: int,
+    staleness: int = 0,
 ) -> Contribution:
     """Gradient of one micro-batch at some of its trained steps. Leaves `current` bound.
 
@@ -131,11 +146,14 @@ def train_unit(
         algorithm: sampler, noise level, clipping and KL weight.
         guidance_scale: as in the rollout.
         normaliser: nominal number of pairs of the whole update, see `digenrl.runspec.normaliser`.
+        staleness: versions the samples are old, 0 or 1; see `RunShape.staleness`.
 
     Raises:
+        StalenessError: the trajectory's version is another.
         NonFiniteGradient: a loss or a gradient is not finite. Nothing may be added to an accumulator.
         ValueError: a step is not in the trajectory.
     """
+    _check_staleness(trajectory, staleness)
     batch = _gather(trajectory, embeddings, steps, advantages, algorithm, policy.device)
     if batch is None:
         zeros = {name: torch.zeros_like(p, requires_grad=False) for name, p in policy.trainable().items()}
@@ -163,7 +181,17 @@ def train_unit(
     _check_finite(trajectory, batch, policy_terms.loss if kl is None else policy_terms.loss + kl)
     loss = normalised_loss(policy_terms.loss, normaliser, kl, algorithm.kl_beta)
     gradient = _gradient(policy, trajectory, batch, loss)
-    return Contribution(gradient, _metrics(batch, policy_terms, new_log_prob, old_log_prob, loss * normaliser, kl))
+    metrics = _metrics(batch, policy_terms, new_log_prob, old_log_prob, loss * normaliser, kl)
+    return Contribution(gradient, replace(metrics, stale=metrics.pairs * staleness))
+
+
+def _check_staleness(trajectory: Trajectory, staleness: int) -> None:
+    found = trajectory.micro_batch.iteration - trajectory.version
+    if found != staleness or staleness not in (0, 1):
+        raise StalenessError(
+            f"{trajectory.micro_batch.label} was generated under version {trajectory.version}, so it is {found} "
+            f"versions old; it must be {staleness}, and never more than 1"
+        )
 
 
 def _gather(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import shlex
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -10,7 +11,6 @@ from typing import Any
 import numpy as np
 from PIL import Image
 from rich.console import Console
-from rich.table import Table
 from rich.text import Text
 
 from digenrl.config import RunConfig
@@ -31,6 +31,7 @@ class Places:
         mlflow_page: address of the run's page.
         prefect_flow_run_id: id of the flow run.
         prefect_page: address of the flow run's page.
+        example_prompt: something to draw.
     """
 
     checkpoint: str | None
@@ -39,6 +40,7 @@ class Places:
     mlflow_page: str | None
     prefect_flow_run_id: str
     prefect_page: str | None
+    example_prompt: str
 
 
 def summarise(
@@ -126,19 +128,23 @@ def show_summary(console: Console, summary: dict[str, Any], pictures: dict[str, 
         highlight=False,
     )
     name = summary["run"]
-    table = Table.grid(padding=(0, 2))
+    rows = [("curve", str(pictures["curve"]), "")]
     if "before-after" in pictures:
-        table.add_row("samples", str(pictures["before-after"]), "same noise before | after")
-    table.add_row("curve", str(pictures["curve"]), "reward over iterations")
+        rows.append(("samples", str(pictures["before-after"]), "same noise, before | after"))
     if summary["lora"]:
-        table.add_row("LoRA", summary["lora"], f"digenrl sample {name} --prompt 042 --seed 1")
+        prompt = shlex.quote(places.example_prompt)
+        rows.append(("LoRA", summary["lora"], f"digenrl sample {name} --prompt {prompt} --seed 1"))
     if summary["checkpoint"]:
-        table.add_row("checkpoint", summary["checkpoint"], f"digenrl evaluate {name}")
+        rows.append(("checkpoint", summary["checkpoint"], f"digenrl evaluate {name}"))
     if places.mlflow_page:
-        table.add_row("MLflow", places.mlflow_page, "digenrl serve")
+        rows.append(("MLflow", places.mlflow_page, "digenrl serve"))
     if places.prefect_page:
-        table.add_row("Prefect", places.prefect_page, "digenrl serve")
-    console.print(table, soft_wrap=True, highlight=False)
+        rows.append(("Prefect", places.prefect_page, "digenrl serve"))
+    for what, where, command in rows:
+        # Never wrapped or cut: paths and addresses are there to be copied.
+        console.print(Text(f"{what:<12}{where}"), soft_wrap=True)
+        if command:
+            console.print(Text(f"{'':<12}→ {command}", style="dim"), soft_wrap=True)
     if summary["status"] != "completed":
         console.print(f"stopped early; continue with: digenrl resume {name}", highlight=False)
 

@@ -9,11 +9,12 @@ result = await session.close(status)
 from __future__ import annotations
 
 import asyncio
+import functools
 import multiprocessing
 import os
 import time
 import uuid
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,8 +25,10 @@ from safetensors.torch import save as save_tensors
 
 from digenrl import runspec
 from digenrl.config import RunConfig
+from digenrl.identity import MicroBatchId
 from digenrl.prompts import load_prompts
-from digenrl.scheduling.policies import Colocated, Disaggregated, Layout
+from digenrl.rewards.base import PromptRecord
+from digenrl.scheduling.policies import Colocated, Digenrl, Disaggregated, Layout
 from digenrl.scheduling.scheduler import Scheduler
 from flows.checkpointing import Checkpointer, restore
 from flows.history import History
@@ -52,12 +55,14 @@ class Result:
         places: where the results are.
         pictures: pictures by name.
         task_runs: Prefect task runs that were emitted.
+        flow_runs: ids of the flow run and its subflow runs, on which they are.
     """
 
     summary: dict[str, Any]
     places: Places
     pictures: dict[str, Path]
     task_runs: int
+    flow_runs: tuple[str, ...]
 
 
 class Session:
@@ -137,10 +142,13 @@ class Session:
                 std_scope=self.config.algorithm.std_scope,
             ),
             start=self.start,
-            prompts_of=lambda m: tuple(runspec.prompts_of(self.shape, m, self._prompts, self._held_out)),
+            prompts_of=functools.lru_cache(maxsize=256)(self._prompts_of),
             listener=listener,
         )
         return self._engine
+
+    def _prompts_of(self, micro_batch: MicroBatchId) -> tuple[PromptRecord, ...]:
+        return tuple(runspec.prompts_of(self.shape, micro_batch, self._prompts, self._held_out))
 
     async def close(self, status: str) -> Result:
         """Save and write what there is.
@@ -159,7 +167,8 @@ class Session:
         self.directory.write_summary(summary)
         if self._tracker is not None:
             await asyncio.to_thread(self._finish_tracking, self._tracker, status, lora, pictures)
-        return Result(summary, places, pictures, self._observers.emitted)
+        flow_runs = (self.flow_run_id, *map(str, self._observers.flow_runs))
+        return Result(summary, places, pictures, self._observers.emitted, flow_runs)
 
     def _places(self, checkpoint: CheckpointInfo | None, lora: Path | None) -> Places:
         return Places(
@@ -169,6 +178,7 @@ class Session:
             mlflow_page=self._tracker.page if self._tracker is not None else None,
             prefect_flow_run_id=self.flow_run_id,
             prefect_page=self._prefect_page,
+            example_prompt=(*self._held_out, *self._prompts)[0].text,
         )
 
     def _summary(self, status: str, places: Places) -> dict[str, Any]:
@@ -198,7 +208,7 @@ class Session:
         for path in pictures.values():
             tracker.log_artifact(path)
         if lora is not None:
-            tracker.log_artifact(lora, "lora")
+            tracker.log_artifact(lora)
         tracker.log_artifact(self.directory.summary_path)
         tracker.log_artifact(self.directory.config_path)
         tracker.finish({"completed": "FINISHED", "cancelled": "KILLED"}.get(status, "FAILED"))
@@ -206,11 +216,9 @@ class Session:
 
 def layout_of(config: RunConfig) -> Layout:
     """The configured layout."""
-    makers: dict[str, Callable[[], Layout]] = {
-        "disaggregated": lambda: Disaggregated(config.cluster.trainers),
-        "colocated": Colocated,
-    }
-    return makers[config.schedule.layout]()
+    if config.schedule.layout == "colocated":
+        return Colocated()
+    return (Disaggregated if config.schedule.assist == "off" else Digenrl)(config.cluster.trainers)
 
 
 def _open_tracker(config: RunConfig, name: str, mlflow_run_id: str | None) -> Tracker | None:

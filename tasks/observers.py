@@ -1,7 +1,8 @@
 """Opens and closes Prefect task runs as the engine hands out units.
 
-In a detailed iteration every unit is one task run with its edges. Elsewhere a task run stands for a micro-batch or for
-the whole iteration. Showing never changes what is computed: this is a listener.
+A detailed iteration has a page of its own (a subflow) on which every unit is one task run with its edges. Elsewhere a
+task run stands for a micro-batch or for the whole iteration; an evaluation is one task run. Showing never changes what
+is computed: this is a listener.
 """
 
 from __future__ import annotations
@@ -9,7 +10,9 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from typing import Any
+from uuid import UUID
 
 from prefect import State, tags
 
@@ -19,7 +22,8 @@ from digenrl.scheduling.shape import RunShape
 from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, UpdateUnit
 from tasks.kinds import OBSERVERS
 from tasks.metered import Metered
-from workers.listener import Dispatched, IterationReport, Listener
+from tasks.pages import Page
+from workers.listener import Dispatched, Evaluation, IterationReport, Listener
 
 #: Share of the run's time that `detail: auto` lets observing cost outside detailed iterations.
 BUDGET = 0.02
@@ -37,7 +41,9 @@ class Observers(Listener):
         self._states: dict[Unit, asyncio.Task[State[None] | None]] = {}
         self._lanes: dict[tuple[str, str], Outcome] = {}
         self._open: dict[str, tuple[asyncio.Future[None], Counter[str]]] = {}
-        self._running: set[asyncio.Task[State[None] | None]] = set()
+        self._pages: dict[int, Page] = {}
+        self._subflows: list[UUID] = []
+        self._running: set[asyncio.Task[Any]] = set()
         self._iteration_s = 0.0
         self._cost_s = 0.0
         self._started = time.monotonic()
@@ -48,21 +54,29 @@ class Observers(Listener):
     def dispatched(self, event: Dispatched) -> None:
         """See Listener."""
         unit = event.run.unit
-        iteration = self._iteration_of(unit)
         lane = (event.run.worker, unit.lane)
         before = self._lanes.get(lane)
         self._lanes[lane] = event.outcome
+        if not isinstance(unit, UpdateUnit) and unit.micro_batch.phase == "eval":
+            self._open_group("evaluate", f"evaluate v{unit.micro_batch.iteration}", self._version_label(event))
+            return
+        iteration = self._iteration_of(unit)
         detail = self._detail(iteration)
         if detail == "unit":
-            version = event.run.theta // self._shape.updates
-            labels = [event.role, event.worker_name, f"version {version}", f"iteration {iteration}"]
-            self._states[unit] = self._spawn(
-                self._observe(event.role, unit.label, event.outcome, labels, self._upstream(unit), before)
-            )
-        elif isinstance(unit, RolloutUnit) and unit.micro_batch.phase == "train":
-            self._open_group(detail, unit.micro_batch)
+            page = self._page(iteration)
+            labels = [event.role, event.worker_name, self._version_label(event), f"iteration {iteration}"]
+            observing = self._observe(event.role, unit.label, event.outcome, labels, page, self._upstream(unit), before)
+            self._states[unit] = self._spawn(observing)
+        elif isinstance(unit, RolloutUnit):
+            kind = "micro-batch" if detail == "microbatch" else "iteration"
+            label = unit.micro_batch.label if detail == "microbatch" else f"iteration {iteration}"
+            self._open_group(kind, label, self._version_label(event))
         if detail == "microbatch" and isinstance(unit, TrainUnit):
             event.outcome.add_done_callback(lambda done: self._trained(unit, done))
+
+    def evaluated(self, evaluation: Evaluation) -> None:
+        """See Listener."""
+        self._end_group(f"evaluate v{evaluation.version}")
 
     def iteration_closed(self, report: IterationReport) -> None:
         """See Listener."""
@@ -71,14 +85,25 @@ class Observers(Listener):
         for label in [label for label in self._open if f"{label} ".startswith(names)]:
             self._end_group(label)
         self._states = {unit: state for unit, state in self._states.items() if self._recent(unit, report.iteration)}
+        page = self._pages.pop(report.iteration, None)
+        if page is not None:
+            self._spawn(self._close_page(page))
 
     async def close(self) -> None:
-        """Cancel every open task run and wait until Prefect was told."""
+        """Cancel every open task run, end every page and wait until Prefect was told."""
         for outcome, _ in self._open.values():
             outcome.cancel()
         self._open.clear()
-        if self._running:
+        for page in self._pages.values():
+            self._spawn(self._close_page(page))
+        self._pages.clear()
+        while self._running:
             await asyncio.gather(*self._running, return_exceptions=True)
+
+    @property
+    def flow_runs(self) -> list[UUID]:
+        """Ids of the subflow runs that were made."""
+        return list(self._subflows)
 
     @property
     def share(self) -> float:
@@ -129,12 +154,24 @@ class Observers(Listener):
 
     # --- task runs ---
 
+    def _page(self, iteration: int) -> Page:
+        if iteration not in self._pages:
+            self._pages[iteration] = Page(f"iteration {iteration}")
+            self.emitted += 1  # the subflow's node in the training run is a task run too
+        return self._pages[iteration]
+
+    async def _close_page(self, page: Page) -> None:
+        await page.close()
+        if page.flow_run_id is not None:
+            self._subflows.append(page.flow_run_id)
+
     async def _observe(
         self,
         kind: str,
         label: str,
         outcome: Outcome,
         labels: Sequence[str],
+        page: Page | None = None,
         upstream: Sequence[Unit] = (),
         before: Outcome | None = None,
     ) -> State[None] | None:
@@ -144,23 +181,31 @@ class Observers(Listener):
         states = [await self._states[unit] for unit in upstream if unit in self._states]
         if outcome.cancelled():
             return None
+        # An attempt that failed was replaced by another; Prefect would never start what waits for it.
+        done = [state for state in states if state is not None and state.is_completed()]
+        work = self._task_run(kind, label, outcome, labels, done)
+        return await (work if page is None else page.put(work))
+
+    async def _task_run(
+        self, kind: str, label: str, outcome: Outcome, labels: Sequence[str], wait_for: Sequence[State[None]]
+    ) -> State[None] | None:
         with tags(*labels):
-            wait_for = [state for state in states if state is not None]
             run = Metered(OBSERVERS[kind](label, outcome, return_state=True, wait_for=wait_for))
             self.emitted += 1
             state: State[None] = await run
         self._cost_s += run.seconds
         return state
 
-    def _open_group(self, detail: str, micro_batch: MicroBatchId) -> None:
-        iteration = micro_batch.iteration
-        label = micro_batch.label if detail == "microbatch" else f"iteration {iteration}"
+    def _version_label(self, event: Dispatched) -> str:
+        return f"version {event.run.theta // self._shape.updates}"
+
+    def _open_group(self, kind: str, label: str, version: str) -> None:
+        """One task run that stands for many units."""
         if label in self._open:
             return
         outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open[label] = (outcome, Counter())
-        kind = "micro-batch" if detail == "microbatch" else "iteration"
-        self._spawn(self._observe(kind, label, outcome, [f"iteration {iteration}"]))
+        self._spawn(self._observe(kind, label, outcome, [version]))
 
     def _trained(self, unit: TrainUnit, done: Outcome) -> None:
         label = unit.micro_batch.label
@@ -172,12 +217,12 @@ class Observers(Listener):
             self._end_group(label)
 
     def _end_group(self, label: str) -> None:
-        outcome, _ = self._open.pop(label)
-        if not outcome.done():
-            outcome.set_result(None)
+        opened = self._open.pop(label, None)
+        if opened is not None and not opened[0].done():
+            opened[0].set_result(None)
 
-    def _spawn(self, work: object) -> asyncio.Task[State[None] | None]:
-        task = asyncio.create_task(work)  # type: ignore[arg-type]
+    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
+        task = asyncio.create_task(work)
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task

@@ -35,8 +35,11 @@ def no_process_left_behind() -> Iterator[None]:
 
 
 def _is_session_wide(process: psutil.Process) -> bool:
-    # The multiprocessing resource tracker lives as long as the interpreter, by design.
-    return "multiprocessing.resource_tracker" in _describe(process)
+    # multiprocessing's resource tracker and fork server live as long as the interpreter, by design. Workers have the
+    # fork server's command line, but are its children, not ours.
+    line = _describe(process)
+    server = "multiprocessing.forkserver" in line and process.ppid() == os.getpid()
+    return server or "multiprocessing.resource_tracker" in line
 
 
 def _describe(process: psutil.Process) -> str:

@@ -1,8 +1,8 @@
 """Runs of the engine on real worker processes, and what they are compared with.
 
-    ground = Ground(workers=2)         a local cluster that outlives several runs
-    outcome = ground.run(config)       one run, from its own initial adapter
-    expected(config)                   the same run by digenrl.loop, in this process
+ground = Ground(workers=2)         a local cluster that outlives several runs
+outcome = ground.run(config)       one run, from its own initial adapter
+expected(config)                   the same run by digenrl.loop, in this process
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import signal
 import threading
 import time
 import uuid
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
@@ -29,9 +29,9 @@ from digenrl.loop import LoopResult, train
 from digenrl.policy import adapter_hash
 from digenrl.prompts import load_prompts
 from digenrl.rewards.base import PromptRecord, Score
+from digenrl.scheduling.policies import Colocated, Disaggregated
 from digenrl.scheduling.scheduler import Scheduler
 from digenrl.scheduling.units import Unit
-from flows.session import layout_of
 from workers.cluster import open_cluster
 from workers.engine import Engine
 from workers.listener import Dispatched, Evaluation, IterationReport, Listener, Listeners, TrainerState
@@ -66,6 +66,7 @@ class Outcome(Listener):
         finished: whether it ran to its end.
         reports: of its iterations.
         evaluations: scores by version.
+        pictures: PNG files of the evaluations, by version and prompt index.
         versions: published versions with the hash of their adapter.
         state: published last.
         units: every unit handed out, with the incarnation it was handed to.
@@ -76,6 +77,7 @@ class Outcome(Listener):
     finished: bool = False
     reports: list[IterationReport] = field(default_factory=list)
     evaluations: dict[int, dict[Any, Score]] = field(default_factory=dict)
+    pictures: dict[int, dict[int, bytes]] = field(default_factory=dict)
     versions: list[tuple[int, str]] = field(default_factory=list)
     state: TrainerState | None = None
     units: list[tuple[Unit, str]] = field(default_factory=list)
@@ -110,6 +112,7 @@ class Outcome(Listener):
 
     def evaluated(self, evaluation: Evaluation) -> None:
         self.evaluations[evaluation.version] = evaluation.scores
+        self.pictures[evaluation.version] = evaluation.previews
 
     def fleet_changed(self, message: str) -> None:
         self.messages.append(message)
@@ -139,13 +142,13 @@ class OnUnit(Listener):
 class Ground:
     """A local cluster that outlives several runs, on an event loop in a thread of its own."""
 
-    def __init__(self, workers: int, *overrides: str) -> None:
+    def __init__(self, workers: int, **changes: object) -> None:
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._loop.run_forever, name="ground")
         self._thread.start()
         self._closing = asyncio.Event()
         opened: Future[Client] = Future()
-        cluster = small(f"cluster.workers={workers}", *overrides).cluster
+        cluster = small().cluster.model_copy(update={"workers": workers, **changes})
         # A client must be closed by the task that opened it.
         self._held = asyncio.run_coroutine_threadsafe(self._hold(cluster, opened), self._loop)
         self._held.add_done_callback(lambda held: opened.done() or opened.set_exception(held.exception()))
@@ -156,14 +159,19 @@ class Ground:
             opened.set_result(client)
             await self._closing.wait()
 
-    def do(self, work: Coroutine[Any, Any, T], timeout: float = DEADLINE_S) -> T:
-        """Run a coroutine on the loop and wait for it."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result(timeout)
+    def do(self, call: Callable[..., Awaitable[T]], *arguments: Any, **named: Any) -> T:
+        """Call something on the loop and wait for what it returns."""
+
+        async def called() -> T:
+            async with asyncio.timeout(DEADLINE_S):
+                return await call(*arguments, **named)
+
+        return asyncio.run_coroutine_threadsafe(called(), self._loop).result()
 
     def run(self, config: RunConfig, *listeners: Listener, prompts: Sequence[PromptRecord] = ()) -> Outcome:
         """One run; what it raises is raised here."""
         outcome = Outcome()
-        self.do(self.drive(config, outcome, *listeners, prompts=prompts))
+        self.do(self.drive, config, outcome, *listeners, prompts=prompts)
         return outcome
 
     async def drive(
@@ -171,48 +179,35 @@ class Ground:
     ) -> None:
         """One run into `outcome`, on the loop of the caller."""
         engine = engine_for(self.client, config, Listeners(outcome, *listeners), prompts)
-        async with asyncio.timeout(DEADLINE_S):
-            outcome.finished = await engine.run()
+        outcome.finished = await engine.run()
 
     def cards(self) -> dict[str, WorkerCard]:
         """The workers there are, by name for people."""
-        return {f"worker {c.name}": c for c in self.do(self.client.run(card)).values()}
+        return {f"worker {c.name}": c for c in self.do(self.client.run, card).values()}
 
     def everywhere(self, function: Callable[..., T], *arguments: Any) -> list[T]:
         """What a function returns on every worker."""
-        return list(self.do(self.client.run(function, *arguments)).values())
+        return list(self.do(self.client.run, function, *arguments).values())
 
     def install(self, plugin: WorkerPlugin) -> None:
         """Set up a plugin on the workers that are there and on all that will come."""
-        self.do(self.client.register_plugin(plugin))
+        self.do(self.client.register_plugin, plugin)
 
     def uninstall(self, name: str) -> None:
         """Take a plugin away again."""
-        self.do(self.client.unregister_worker_plugin(name))
+        self.do(self.client.unregister_worker_plugin, name)
 
     def scale(self, workers: int) -> None:
         """Change the number of workers."""
-        self.do(self._scale(workers))
-
-    async def _scale(self, workers: int) -> None:
-        self.client.cluster.scale(workers)
-        await self.client.cluster
-        deadline = time.monotonic() + DEADLINE_S
-        while len(self.client.scheduler_info(n_workers=-1)["workers"]) != workers or len(
-            await self.client.run(os.getpid)
-        ) != workers:
-            assert time.monotonic() < deadline, f"the cluster does not get {workers} workers"
-            await asyncio.sleep(0.05)
+        self._loop.call_soon_threadsafe(self.client.cluster.scale, workers)
+        self.settle(workers)
 
     def settle(self, workers: int) -> None:
         """Wait until so many workers are there: a nanny may still be replacing one."""
-        self.do(self._settle(workers))
-
-    async def _settle(self, workers: int) -> None:
         deadline = time.monotonic() + DEADLINE_S
-        while len(await self.client.run(os.getpid, on_error="ignore")) != workers:
-            assert time.monotonic() < deadline, f"the cluster does not have {workers} workers again"
-            await asyncio.sleep(0.05)
+        while len(self.do(self.client.run, os.getpid, on_error="ignore")) != workers:
+            assert time.monotonic() < deadline, f"the cluster does not get {workers} workers"
+            time.sleep(0.05)
 
     def close(self) -> None:
         """End the cluster."""
@@ -223,9 +218,7 @@ class Ground:
         self._loop.close()
 
 
-def engine_for(
-    client: Client, config: RunConfig, listener: Listener, prompts: Sequence[PromptRecord] = ()
-) -> Engine:
+def engine_for(client: Client, config: RunConfig, listener: Listener, prompts: Sequence[PromptRecord] = ()) -> Engine:
     """An engine for a run from its own initial adapter, as the flow makes it."""
     train_prompts = prompts or load_prompts(config.data.prompts)
     held_out = load_prompts(config.data.held_out) if config.data.held_out else ()
@@ -235,7 +228,7 @@ def engine_for(
         setup=RunSetup(uuid.uuid4().hex, config, len(held_out)),
         scheduler=Scheduler(
             shape,
-            layout_of(config),
+            Disaggregated(config.cluster.trainers) if config.schedule.layout == "disaggregated" else Colocated(),
             runspec.advantage_rule(config),
             std_scope=config.algorithm.std_scope,
             max_failed_share=config.gates.max_failed_share,

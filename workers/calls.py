@@ -20,7 +20,7 @@ from distributed.utils import offload
 from digenrl.scheduling.messages import AccumulatorRef
 from digenrl.scheduling.units import TrainUnit
 from workers import process
-from workers.held import HeldRef, Tensors
+from workers.held import HeldRef, Parcel
 from workers.presence import incarnation_of
 from workers.receipts import Assignment, Drops, Readiness, Receipt, RunSetup
 
@@ -35,8 +35,8 @@ def prepare(setup: RunSetup) -> Readiness:
     return process.build(setup, incarnation)
 
 
-def execute(assignment: Assignment, *after: Receipt) -> Receipt:
-    """Run one unit. `after` are receipts of units that had to end first; Dask holds this one back for them."""
+def execute(assignment: Assignment) -> Receipt:
+    """Run one unit."""
     incarnation = incarnation_of(get_worker())
     if incarnation != assignment.run.worker:
         raise WrongWorkerError(f"{assignment.run.unit.label} is for {assignment.run.worker}, this is {incarnation}")
@@ -56,11 +56,9 @@ async def initialise(epoch: str, dask_worker: Worker) -> str:
     return await offload(process.current(epoch).initialise)
 
 
-async def install(
-    epoch: str, ref: HeldRef, meta: Any, tensors: Tensors, expected_hash: str, dask_worker: Worker
-) -> None:
+async def install(epoch: str, ref: HeldRef, parcel: Parcel, expected_hash: str, dask_worker: Worker) -> None:
     """Store what the driver sends along; refused if its hash differs from `expected_hash` (empty: unchecked)."""
-    await offload(process.current(epoch).store, ref, meta, tensors, expected_hash)
+    await offload(process.current(epoch).store, ref, parcel.meta, parcel.tensors(), expected_hash)
 
 
 async def pull(epoch: str, ref: HeldRef, source: str, expected_hash: str, dask_worker: Worker) -> None:
@@ -70,8 +68,8 @@ async def pull(epoch: str, ref: HeldRef, source: str, expected_hash: str, dask_w
         OSError: the source is gone or does not hold it; nothing is stored.
         ValueError: the hash differs; nothing is stored.
     """
-    meta, tensors = await _fetch(epoch, ref, source, dask_worker)
-    await offload(process.current(epoch).store, ref, meta, tensors, expected_hash)
+    parcel = await _fetch(epoch, ref, source, dask_worker)
+    await offload(process.current(epoch).store, ref, parcel.meta, parcel.tensors(), expected_hash)
 
 
 async def merge(
@@ -83,24 +81,24 @@ async def merge(
         OSError: as `pull`.
         ValueError: it does not hold exactly `expected`.
     """
-    keys, sums = await _fetch(epoch, ref, source, dask_worker)
-    await offload(process.current(epoch).merge, ref.theta, keys, sums, expected)
+    parcel = await _fetch(epoch, ref, source, dask_worker)
+    await offload(process.current(epoch).merge, ref.theta, parcel.meta, parcel.tensors(), expected)
 
 
-async def _fetch(epoch: str, ref: HeldRef, source: str, dask_worker: Worker) -> tuple[Any, Tensors]:
+async def _fetch(epoch: str, ref: HeldRef, source: str, dask_worker: Worker) -> Parcel:
     try:
         reply = await dask_worker.rpc(source).digenrl_fetch(epoch=epoch, ref=to_serialize(ref))
     except CommClosedError as error:
         raise OSError(f"{source} closed the connection before {ref} had arrived") from error
     if reply.get("missing"):
         raise OSError(f"{source} does not hold {ref}")
-    return reply["meta"], reply["tensors"]
+    parcel: Parcel = reply["parcel"]
+    return parcel
 
 
-async def export(epoch: str, ref: HeldRef, dask_worker: Worker) -> tuple[Any, Tensors]:
+async def export(epoch: str, ref: HeldRef, dask_worker: Worker) -> Parcel:
     """Hand `ref` to the driver."""
-    meta, tensors = await offload(process.current(epoch).load, ref)
-    return meta, tensors
+    return await offload(process.parcel_of, process.current(epoch), ref)
 
 
 def retire(epoch: str) -> None:

@@ -16,7 +16,7 @@ from distributed import Client
 from digenrl.scheduling import messages as m
 from workers import calls
 from workers.fleet import Fleet
-from workers.held import HeldRef, TrainerStateRef, join_state, split_state
+from workers.held import HeldRef, Parcel, TrainerStateRef, join_state, split_state
 from workers.listener import TrainerState
 from workers.receipts import Drops, RunSetup
 
@@ -121,7 +121,7 @@ class Courier:
             elif theta in self._states:
                 state = self._states[theta]
                 tensors = join_state(state.adapter, state.optimizer) if command.with_optimizer else state.adapter
-                await self._on(worker, calls.install, ref, None, tensors, state.adapter_hash)
+                await self._on(worker, calls.install, ref, Parcel.of(None, tensors), state.adapter_hash)
             else:
                 await self._initialise(worker)
         except OSError as error:
@@ -184,8 +184,8 @@ class Courier:
             await self._fetch(theta, command.lead)
 
     async def _fetch(self, theta: int, worker: str) -> None:
-        _, tensors = await self._on(worker, calls.export, TrainerStateRef(theta))
-        self._states[theta] = TrainerState(theta, *split_state(tensors), self._hashes[theta])
+        parcel: Parcel = await self._on(worker, calls.export, TrainerStateRef(theta))
+        self._states[theta] = TrainerState(theta, *split_state(parcel.tensors()), self._hashes[theta])
 
     # --- calls ---
 

@@ -54,6 +54,7 @@ class Outstanding:
     future: Future
     outcome: asyncio.Future[Receipt]
     waiter: asyncio.Task[None]
+    priority: int
 
 
 class _Stop:
@@ -94,6 +95,7 @@ class Engine:
         self._outstanding: dict[tuple[Unit, str], Outstanding] = {}
         self._background: set[asyncio.Task[None]] = set()
         self._courier = Courier(client, self._fleet, setup, start=start, answer=self._answer)
+        self._done: list[Future] = []
         self._submissions = 0
         self._meter = Meter()
         self._finished = False
@@ -124,6 +126,7 @@ class Engine:
                     self._withdraw_all(event.worker)
                 for command in self._scheduler.handle(event, time.monotonic()):
                     self._perform(command)
+                self._release()
             return True
         finally:
             await self._close()
@@ -215,16 +218,19 @@ class Engine:
         earlier = [self._outstanding.get((unit, run.worker)) for unit in run.depends_on]
         before = [outstanding for outstanding in earlier if outstanding is not None]
         self._submissions += 1
+        # A unit never overtakes one it continues.
+        priority = min([run.priority, *(outstanding.priority for outstanding in before)])
         assignment = self._assignment(run)
         self._meter.begin(time.monotonic())
         future = self._client.submit(
             calls.execute,
             assignment,
-            *(outstanding.future for outstanding in before),
             # The counter keeps a second attempt at a unit apart from a first one that Dask has not forgotten yet.
             key=f"{unit.label} #{self._submissions}",
             resources={slots(run.worker)[unit.lane]: 1},
-            priority=run.priority,
+            # First come, first served within a priority: units of one trajectory run in the order they were sent in,
+            # without a dependency between them, which would cost a round trip to Dask's scheduler each.
+            priority=priority * 2**32 - self._submissions,
             fifo_timeout="0ms",
             pure=False,
             retries=0,
@@ -234,7 +240,7 @@ class Engine:
         outcome.add_done_callback(lambda done: done.cancelled() or done.exception())
         waits = [outstanding.waiter for outstanding in before]
         waiter = self._spawn(self._wait, run, assignment.drops, future, outcome, waits)
-        self._outstanding[(unit, run.worker)] = Outstanding(future, outcome, waiter)
+        self._outstanding[(unit, run.worker)] = Outstanding(future, outcome, waiter, priority)
         self._listener.dispatched(Dispatched(run, self._fleet.name(run.worker), role_of(unit), outcome))
 
     def _assignment(self, run: m.Run) -> Assignment:
@@ -282,10 +288,16 @@ class Engine:
         self._answer(run.worker, m.UnitFinished(run.unit, run.worker, receipt.seconds, receipt.outcome))
 
     def _forget(self, run: m.Run) -> None:
-        # Dropping the future once the receipt is kept is what stops Dask from computing it again after a loss.
         done = self._outstanding.pop((run.unit, run.worker), None)
         if done is not None:
-            done.future.release()
+            self._done.append(done.future)
+
+    def _release(self) -> None:
+        # Dropping a future once the receipt is kept is what stops Dask from computing it again after a loss. After the
+        # next units are sent, not before: a message to Dask holds back those that follow it for 10 ms.
+        for future in self._done:
+            future.release()
+        self._done.clear()
 
     def _withdraw(self, unit: Unit, worker: str) -> None:
         outstanding = self._outstanding.pop((unit, worker), None)

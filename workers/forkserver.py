@@ -21,7 +21,13 @@ METHOD = "forkserver" if sys.platform == "linux" else "spawn"
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1", "NUMEXPR_NUM_THREADS": "1"}
 
 #: What local workers find in their environment besides this process's.
-ENVIRONMENT = {**THREADS, "PYTHONSAFEPATH": "1", "TOKENIZERS_PARALLELISM": "false"}
+ENVIRONMENT = {
+    **THREADS,
+    "PYTHONSAFEPATH": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    # Python's resource tracker survives a killed process and would complain to its terminal about what that left.
+    "PYTHONWARNINGS": ",".join(filter(None, (os.environ.get("PYTHONWARNINGS"), "ignore:resource_tracker:UserWarning"))),
+}
 
 
 def start(environment: Mapping[str, str]) -> None:

@@ -24,7 +24,7 @@ from importlib.metadata import version
 from typing import Any
 from weakref import WeakKeyDictionary
 
-from distributed import Nanny, NannyPlugin, Scheduler, SchedulerPlugin, Worker, WorkerPlugin
+from distributed import Nanny, NannyPlugin, Scheduler, SchedulerPlugin, Status, Worker, WorkerPlugin
 
 from workers import process
 
@@ -115,13 +115,18 @@ class Departures(SchedulerPlugin):
     idempotent = True
 
     def start(self, scheduler: Scheduler) -> None:
-        """Remember where to log."""
-        self.scheduler = scheduler
+        """Begin with nobody silent."""
+        self._silent: set[str] = set()
+
+    def log_event(self, topic: str, msg: Any) -> None:
+        """The scheduler notes why it is about to give workers up; they end in several ways."""
+        if topic == "scheduler" and isinstance(msg, dict) and msg.get("action") == "worker-ttl-timed-out":
+            self._silent.update(msg["workers"])
 
     def remove_worker(self, scheduler: Scheduler, worker: str, *, stimulus_id: str, **kwargs: Any) -> None:
         """Called by the scheduler as soon as it gives a worker up."""
-        silent = stimulus_id.startswith("check-worker-ttl")
-        scheduler.log_event(TOPIC, {"op": "left", "address": worker, "silent": silent})
+        scheduler.log_event(TOPIC, {"op": "left", "address": worker, "silent": worker in self._silent})
+        self._silent.discard(worker)
 
 
 class Exits(NannyPlugin):
@@ -135,8 +140,8 @@ class Exits(NannyPlugin):
         react = nanny._on_worker_exit
 
         async def tell(exit_code: int) -> None:
-            address = nanny.worker_address
-            nanny.log_event(TOPIC, {"op": "exited", "address": address, "exit_code": exit_code})
+            if nanny.status == Status.running:  # otherwise it was meant to end
+                nanny.log_event(TOPIC, {"op": "exited", "address": nanny.worker_address, "exit_code": exit_code})
             await react(exit_code)
 
         nanny._on_worker_exit = tell

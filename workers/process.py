@@ -10,7 +10,7 @@ from distributed.protocol import to_serialize
 from distributed.utils import offload
 
 from workers import tensors as tensors  # registers how they travel, in every process that may send or receive them
-from workers.held import HeldRef
+from workers.held import HeldRef, Parcel
 from workers.receipts import Readiness, RunSetup
 from workers.replica import Replica
 
@@ -52,5 +52,9 @@ async def fetch_handler(epoch: str, ref: HeldRef) -> dict[str, Any]:
     replica = _REPLICAS.get(epoch)
     if replica is None or not replica.holds(ref):
         return {"missing": True}
-    meta, tensors = await offload(replica.load, ref)
-    return {"meta": to_serialize(meta), "tensors": to_serialize(tensors)}
+    return {"parcel": to_serialize(await offload(parcel_of, replica, ref))}
+
+
+def parcel_of(replica: Replica, ref: HeldRef) -> Parcel:
+    """What a replica holds, ready to travel."""
+    return Parcel.of(*replica.load(ref))

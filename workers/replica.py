@@ -154,6 +154,7 @@ class Replica:
             algorithm=self.config.algorithm,
             guidance_scale=self.config.model.guidance_scale,
             normaliser=runspec.normaliser(self.config),
+            staleness=self.shape.staleness(unit.micro_batch),
         )
 
     def _update(self, unit: UpdateUnit, learning_rate: float) -> Receipt:
@@ -226,7 +227,7 @@ class Replica:
         """Keep what arrived.
 
         Raises:
-            ValueError: an adapter's content hash is not `expected_hash`; nothing is kept.
+            ValueError: an adapter is not this policy's, or its hash is not `expected_hash`; nothing is kept.
         """
         match ref:
             case TrajectoryRef():
@@ -234,10 +235,10 @@ class Replica:
             case AccumulatorRef():
                 raise TypeError("accumulators are merged, not stored")
             case AdapterRef():
-                self._adapters[ref.theta] = _checked(ref.theta, self._placed(tensors), expected_hash)
+                self._adapters[ref.theta] = self._checked(ref.theta, self._placed(tensors), expected_hash)
             case TrainerStateRef():
                 adapter, optimizer = split_state(self._placed(tensors))
-                self._adapters[ref.theta] = _checked(ref.theta, adapter, expected_hash)
+                self._adapters[ref.theta] = self._checked(ref.theta, adapter, expected_hash)
                 self._optimizers[ref.theta] = OptimizerState.from_tensors(optimizer)
 
     def merge(self, theta: int, keys: frozenset[TrainUnit], sums: Tensors, expected: frozenset[TrainUnit]) -> None:
@@ -288,17 +289,18 @@ class Replica:
                 return unit.theta
         return None
 
+    def _checked(self, theta: int, adapter: Adapter, expected_hash: str) -> Adapter:
+        self.policy.check(adapter, f"theta {theta}")
+        found = adapter_hash(adapter)
+        if expected_hash and found != expected_hash:
+            raise ValueError(
+                f"adapter theta {theta} arrived with hash {found[:12]}, published was {expected_hash[:12]}: "
+                "not installed"
+            )
+        return adapter
+
     def _placed(self, tensors: Tensors) -> Tensors:
         return {name: tensor.to(self.policy.device) for name, tensor in tensors.items()}
-
-
-def _checked(theta: int, adapter: Adapter, expected_hash: str) -> Adapter:
-    found = adapter_hash(adapter)
-    if expected_hash and found != expected_hash:
-        raise ValueError(
-            f"adapter theta {theta} arrived with hash {found[:12]}, published was {expected_hash[:12]}: not installed"
-        )
-    return adapter
 
 
 def _receipt(outcome: Outcome) -> Receipt:

@@ -50,7 +50,14 @@ class Accumulator(Generic[K]):
         self._sums = {
             name: torch.zeros_like(w, dtype=_sum_dtype(w), requires_grad=False) for name, w in weights.items()
         }
+        self._dtypes = {name: w.dtype for name, w in weights.items()}
         self._keys: set[K] = set()
+
+    def empty(self) -> Accumulator[K]:
+        """Another one for the same weights, with nothing in it."""
+        other: Accumulator[K] = Accumulator(self._sums)
+        other._dtypes = self._dtypes
+        return other
 
     @property
     def keys(self) -> frozenset[K]:
@@ -61,6 +68,16 @@ class Accumulator(Generic[K]):
         """Add one unit's gradient: the float32 tensors of all weights.
 
         Raises:
+            ValueError, NonFiniteGradient: see `check`; nothing is added.
+        """
+        self.check(key, gradient)
+        self._accumulate(gradient)
+        self._keys.add(key)
+
+    def check(self, key: K, gradient: Mapping[str, Tensor]) -> None:
+        """See that a contribution can be added. Where the weights are float64, for numerical tests, so may it be.
+
+        Raises:
             ValueError: the contribution is already held, or names, shapes or types do not match.
             NonFiniteGradient: it holds a NaN or infinity.
         """
@@ -68,12 +85,10 @@ class Accumulator(Generic[K]):
             raise ValueError(f"the contribution {key} is already in the accumulator")
         self._check_layout(gradient)
         for name, tensor in gradient.items():
-            if tensor.dtype != torch.float32:
+            if tensor.dtype not in (torch.float32, self._dtypes[name]):
                 raise ValueError(f"the gradient of {name} is {tensor.dtype}; contributions are float32")
             if not bool(torch.isfinite(tensor).all()):
                 raise NonFiniteGradient(f"the gradient of {name} in contribution {key} is not finite")
-        self._accumulate(gradient)
-        self._keys.add(key)
 
     def spoil(self, key: K) -> None:
         """Record that a contribution is not finite: the sum, and every sum it is merged into, is NaN from now on.
@@ -95,17 +110,18 @@ class Accumulator(Generic[K]):
         Raises:
             ValueError: `other` holds a different set, or something already held here, or has other weights.
         """
-        expected = frozenset(expected_keys)
-        if other.keys != expected:
-            raise ValueError(
-                f"refusing to merge an accumulator of {len(other.keys)} contributions where {len(expected)} were "
-                f"expected: missing {_listing(expected - other.keys)}; unexpected {_listing(other.keys - expected)}"
-            )
-        if twice := self._keys & expected:
-            raise ValueError(f"refusing to merge contributions that are already held: {_listing(twice)}")
-        self._check_layout(other._sums)
-        self._accumulate(other._sums)
-        self._keys |= expected
+        check_merge(self.keys, other.keys, expected_keys)
+        self.absorb(other.keys, other._sums)
+
+    def absorb(self, keys: Collection[K], sums: Mapping[str, Tensor]) -> None:
+        """Add sums that were made elsewhere of `keys`; what was held of these keys before was another part of them.
+
+        Raises:
+            ValueError: names or shapes do not match; nothing is added.
+        """
+        self._check_layout(sums)
+        self._accumulate(sums)
+        self._keys |= set(keys)
 
     def gradient(self) -> dict[str, Tensor]:
         """The sum, rounded once to float32; zeros if nothing was added."""
@@ -138,6 +154,22 @@ class Accumulator(Generic[K]):
                 raise ValueError(
                     f"the gradient of {name} has shape {tuple(tensor.shape)}; expected {tuple(self._sums[name].shape)}"
                 )
+
+
+def check_merge(held: Collection[K], other: Collection[K], expected: Collection[K]) -> None:
+    """Contributions are merged whole, once, or not at all.
+
+    Raises:
+        ValueError: `other` are not exactly those expected, or one of them is already held.
+    """
+    held, other, expected = frozenset(held), frozenset(other), frozenset(expected)
+    if other != expected:
+        raise ValueError(
+            f"refusing to merge an accumulator of {len(other)} contributions where {len(expected)} were "
+            f"expected: missing {_listing(expected - other)}; unexpected {_listing(other - expected)}"
+        )
+    if twice := held & expected:
+        raise ValueError(f"refusing to merge contributions that are already held: {_listing(twice)}")
 
 
 def _sum_dtype(weight: Tensor) -> torch.dtype:

@@ -9,6 +9,8 @@ the result does not depend on the order in which samples arrived.
 A sample whose reward failed is absent, never 0. A group with fewer than two samples left, or whose rewards are all
 equal up to a tolerance, says nothing about which sample was better: its advantages are 0 and it is named, so that
 callers can leave its policy term out. Dividing its rounding errors by eps would make noise of order one of them.
+A reward that differs from its group's mean by rounding alone has advantage exactly 0: a gradient of 1e-16 of the others'
+would not fit into a float64 sum of them, and the sum would depend on the order again.
 
 Source: Flow-GRPO (arXiv 2505.05470), per-prompt statistics.
 """
@@ -25,6 +27,9 @@ from numpy.typing import NDArray
 
 StdScope = Literal["group", "update", "iteration"]
 
+#: Rewards such as 1/3 and 1 - 2/3, and their mean, are each off by up to an ulp.
+ROUNDING_ULPS = 4
+
 
 class _Identity(Protocol):
     """Hashable and ordered: a SampleId, a number, a string."""
@@ -37,16 +42,26 @@ K = TypeVar("K", bound=_Identity)
 
 
 @dataclass(frozen=True)
+class GroupStatistics:
+    """What turns the rewards of a group into advantages: A = (r - mean) / scale, before clipping."""
+
+    mean: float
+    scale: float
+
+
+@dataclass(frozen=True)
 class Advantages(Generic[K]):
     """Advantages of the samples of some groups.
 
     Attributes:
         values: advantage of every sample that has a reward, ordered by identity.
         zero_variance: positions, in the sequence of groups, of those without a policy term (advantages exactly 0).
+        statistics: of each group in the sequence, None for those without a policy term.
     """
 
     values: dict[K, float]
     zero_variance: frozenset[int]
+    statistics: tuple[GroupStatistics | None, ...]
 
 
 def group_advantages(
@@ -77,17 +92,23 @@ def group_advantages(
         pooled = _mean_std([reward for group in rewards_by_group for reward in group.values()])[1]
     values: dict[K, float] = {}
     zero_variance = set()
+    statistics: list[GroupStatistics | None] = []
     for position, group in enumerate(rewards_by_group):
         rewards = list(group.values())
         if len(rewards) < 2 or max(rewards) - min(rewards) <= zero_variance_tolerance:
             zero_variance.add(position)
+            statistics.append(None)
             values.update(dict.fromkeys(group, 0.0))
             continue
         mean, std = _mean_std(rewards)
         scale = (std if pooled is None else pooled) + eps
+        statistics.append(GroupStatistics(mean, scale))
+        rounding = ROUNDING_ULPS * math.ulp(max(map(abs, rewards)))
         for sample, reward in group.items():
-            values[sample] = min(max((reward - mean) / scale, -adv_clip_max), adv_clip_max)
-    return Advantages({sample: values[sample] for sample in sorted(values)}, frozenset(zero_variance))
+            distance = reward - mean if abs(reward - mean) > rounding else 0.0
+            values[sample] = min(max(distance / scale, -adv_clip_max), adv_clip_max)
+    ordered = {sample: values[sample] for sample in sorted(values)}
+    return Advantages(ordered, frozenset(zero_variance), tuple(statistics))
 
 
 def advantage_matrix(
@@ -113,6 +134,11 @@ def advantage_matrix(
         std = column_std if global_std else own.std(axis=0)
         advantages[rows] = (own - own.mean(axis=0)) / (std + eps)
     return advantages
+
+
+def mean_reward(rewards: Iterable[float]) -> float:
+    """Mean, rounded once; 0 of nothing. Of an iteration's rewards it is the baseline of the next one's streaming."""
+    return _mean_std(list(rewards))[0]
 
 
 def _mean_std(rewards: Sequence[float]) -> tuple[float, float]:

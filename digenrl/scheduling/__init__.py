@@ -10,7 +10,7 @@ simulate    runs a Scheduler on a virtual clock
 timeline    who ran what when, from a log of events
 """
 
-from digenrl.scheduling.policies import Colocated, Disaggregated, Layout
+from digenrl.scheduling.policies import Colocated, Digenrl, Disaggregated, Layout
 from digenrl.scheduling.progress import Progress
 from digenrl.scheduling.scheduler import Scheduler
 from digenrl.scheduling.scopes import AdvantageFn, StdScope, Verdict
@@ -19,6 +19,7 @@ from digenrl.scheduling.shape import RunShape
 __all__ = [
     "AdvantageFn",
     "Colocated",
+    "Digenrl",
     "Disaggregated",
     "Layout",
     "Progress",

@@ -1,4 +1,7 @@
-"""Which worker holds which adapter: whoever rolls out needs the version's, whoever trains also the committed one."""
+"""Which worker holds which adapter.
+
+Whoever rolls out needs those of the versions in use, whoever trains also the committed one.
+"""
 
 from __future__ import annotations
 
@@ -75,7 +78,7 @@ class Adapters:
 
     def _in_use(self) -> set[int]:
         state = self._state
-        in_use = {state.version_theta, state.theta}
+        in_use = state.version_thetas | {state.theta}
         # From the optimiser step until it is committed the lead holds one more.
         return in_use | {state.theta + 1} if state.step.phase == "commit" else in_use
 
@@ -83,8 +86,8 @@ class Adapters:
         if worker.draining:
             return []
         if "train" in worker.roles:
-            return sorted({self._state.version_theta, self._state.theta})
-        return [self._state.version_theta] if "rollout" in worker.capabilities else []
+            return sorted(self._state.version_thetas | {self._state.theta})
+        return sorted(self._state.version_thetas) if "rollout" in worker.capabilities else []
 
     def _source(self, theta: int, target: str, with_optimizer: bool) -> str | None:
         """The lead if it can, else another worker that stays, else the driver, else a worker that is leaving."""

@@ -67,7 +67,7 @@ class Batch:
         return cls(
             id=micro_batch,
             samples=shape.samples(micro_batch),
-            theta=shape.theta_of_version(micro_batch.iteration),
+            theta=shape.theta_of_version(shape.version_of(micro_batch)),
             update=shape.update_of_group(micro_batch.iteration, shape.group_of(micro_batch)) if training else 0,
             rollout=shape.rollout_units(micro_batch),
             open=dict.fromkeys(shape.train_units(micro_batch)) if training else {},

@@ -78,12 +78,12 @@ class WorkBound:
 def demand(model: CostModel) -> dict[Activity, float]:
     """Units of work of one iteration: micro-batches, micro-batches, trained timesteps of micro-batches, steps.
 
-    A trained timestep that needs a no-grad forward under the version's adapter (updates after the first) counts as
-    1 + replay_share.
+    A trained timestep that needs a no-grad forward under its version's adapter (stale groups, and updates after the
+    first) counts as 1 + replay_share. The first iteration has no stale groups; those of the others are counted.
     """
     shape = model.shape
     micro_batches = shape.groups * shape.micro_batches_per_group
-    replays = (shape.updates - 1) / shape.updates
+    replays = sum(not shape.on_policy(m) for m in shape.micro_batches(shape.start_iteration + 1)) / micro_batches
     steps = micro_batches * len(shape.trained_steps(shape.start_iteration))
     return {
         "rollout": float(micro_batches),

@@ -261,9 +261,8 @@ class CostModel:
                 evaluation = micro_batch.phase == "eval"
                 return [("score_s", len(shape.samples(micro_batch)) / shape.micro_batch if evaluation else 1.0)]
             case TrainUnit(micro_batch, steps):
-                theta = shape.update_of_group(micro_batch.iteration, shape.group_of(micro_batch))
-                first_update = theta == shape.theta_of_version(micro_batch.iteration) + 1
-                return [(len(steps), 1.0 if first_update else 1.0 + self.replay_share), ("gather_s", 1.0)]
+                replay = 0.0 if shape.on_policy(micro_batch) else self.replay_share
+                return [(len(steps), 1.0 + replay), ("gather_s", 1.0)]
             case UpdateUnit():
                 return [("update_s", 1.0)]
 

@@ -17,7 +17,7 @@ from itertools import chain
 from digenrl.identity import MicroBatchId
 from digenrl.scheduling.messages import Capability
 from digenrl.scheduling.policies import Role
-from digenrl.scheduling.units import TrainUnit, Unit, UpdateUnit
+from digenrl.scheduling.units import Unit
 
 
 @dataclass(slots=True, eq=False)
@@ -54,11 +54,6 @@ class Worker:
     def lane(self, unit: Unit) -> dict[Unit, None]:
         """The lane a unit belongs to."""
         return self.device if unit.lane == "device" else self.cpu
-
-    @property
-    def helping(self) -> bool:
-        """Whether its device lane holds something else than training."""
-        return any(not isinstance(unit, TrainUnit | UpdateUnit) for unit in self.device)
 
 
 class LoadIndex:

@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from digenrl.scheduling.batches import Batch
 from digenrl.scheduling.evaluation import Evaluations
 from digenrl.scheduling.fleet import Worker
-from digenrl.scheduling.messages import RolloutDone, ScoresDone, Trained, TrajectoryRef, UnitFinished
+from digenrl.scheduling.messages import Cancel, RolloutDone, ScoresDone, Trained, TrajectoryRef, UnitFinished
 from digenrl.scheduling.rollouts import Rollouts
 from digenrl.scheduling.scopes import Scopes
 from digenrl.scheduling.scoring import Scoring
@@ -49,10 +49,26 @@ class Pipeline:
 
     def open(self, batches: Sequence[Batch]) -> None:
         """Take in micro-batches nothing has been done for."""
-        self._to_generate = sum(batch.id.phase == "train" for batch in batches)
         for batch in batches:
             self._state.batches[batch.id] = batch
             self.tend(batch)
+
+    def begin(self) -> None:
+        """The iteration of the current version is in progress, and all its micro-batches are taken in."""
+        self._to_generate = sum(not b.generated for b in self._state.batches.values() if self._current(b))
+        self._state.stage = "generate" if self._to_generate else "train"
+        self._state.wake_all()
+
+    def discard(self, batch: Batch) -> None:
+        """Close a micro-batch that is not wanted, whatever is under way for it."""
+        scorer = self._state.fleet.workers.get(batch.scorer or "")
+        if scorer is not None and batch.scoring:
+            self._state.emit(Cancel(ScoreUnit(batch.id), scorer.name))
+        self._scoring.release(batch)
+        self._training.unassign(batch)
+        if batch.roller is not None and not batch.complete:
+            self._rollouts.abandon(batch)
+        self._state.release(batch)
 
     def tend(self, batch: Batch) -> None:
         """Give a micro-batch what it needs next."""
@@ -123,7 +139,7 @@ class Pipeline:
             self._state.drop(TrajectoryRef(unit.micro_batch), worker.name)
 
     def _generated(self, batch: Batch) -> None:
-        if not batch.generated and batch.id.phase == "train":
+        if not batch.generated and self._current(batch):
             self._to_generate -= 1
             if not self._to_generate:
                 self._state.stage = "train"
@@ -140,22 +156,22 @@ class Pipeline:
             self._state.release(batch)
             return
         closed, excluded = self._scopes.scored(batch)
-        self._check_failed_share()
+        self._check_failed_share(batch.id.iteration)
         steps = self._state.shape.trained_steps(batch.id.iteration)
         for sample, reason in excluded.items():
-            self._updates.account.exclude([(sample, step) for step in steps], reason)
+            self._updates.accounts[batch.id.iteration].exclude([(sample, step) for step in steps], reason)
         for member in closed:
             if not member.advantages:
                 self._training.leave_out(member)
             self._updates.close(member)
             self.tend(member)
 
-    def _check_failed_share(self) -> None:
+    def _check_failed_share(self, iteration: int) -> None:
         samples = self._state.shape.groups * self._state.shape.group_size
-        failed = self._scopes.failed
+        failed = self._scopes.failed(iteration)
         if failed > self._max_failed_share * samples:
             raise RunOver(
-                f"{failed} of {samples} samples of iteration {self._state.version} failed; "
+                f"{failed} of {samples} samples of iteration {iteration} failed; "
                 f"max_failed_share={self._max_failed_share} allows {int(self._max_failed_share * samples)}"
             )
 
@@ -213,6 +229,10 @@ class Pipeline:
                 self._training.redo(batch, unit)
             batch.copying.pop(name, None)
         self._training.lost(name)
+
+    def _current(self, batch: Batch) -> bool:
+        """Whether it belongs to the iteration in progress."""
+        return batch.id.phase == "train" and batch.id.iteration == self._state.version
 
     def _belongs(self, batch: Batch, worker: str) -> bool:
         """Whether the worker is meant to have the trajectory, or a part of it."""

@@ -2,6 +2,7 @@
 
     Layout          the protocol
     Disaggregated   a fixed number of trainers, the others roll out
+    Digenrl         the same, and a trainer with nothing to train helps to roll out
     Colocated       everybody rolls out; when all is rolled out, everybody trains; evaluation comes last
 
 A layout is pure and remembers nothing: what it needs to know of the past (who is a trainer already) it reads from the
@@ -81,6 +82,21 @@ class Disaggregated:
         if "rollout" in worker.capabilities:
             kinds.add("evaluate")
         return frozenset(kinds)
+
+
+@dataclass(frozen=True)
+class Digenrl(Disaggregated):
+    """Disaggregated with trainer-assisted generation (TAG).
+
+    A trainer takes rollout units while it has nothing to train and returns as soon as it has: a ready train unit waits
+    for the unit that runs there at most, because nothing but train units is ever queued behind another unit. It holds
+    the version's adapter in any case, so helping copies nothing. Whoever helps keeps its role and its accumulator.
+    """
+
+    def takes(self, worker: Worker, stage: Stage) -> frozenset[Kind]:
+        """See Layout."""
+        kinds = super().takes(worker, stage)
+        return kinds | {"rollout"} if "rollout" in worker.capabilities else kinds
 
 
 @dataclass(frozen=True)

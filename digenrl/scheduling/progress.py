@@ -15,12 +15,13 @@ class Progress:
     """Position of a run.
 
     Attributes:
-        version: what rollouts use; also the number of the iteration in progress.
+        version: the newest there is; also the number of the iteration in progress.
         theta: the committed adapter.
         micro_batches: open micro-batches of the iteration.
         generated: of these, how many have been generated.
         scored: of these, how many are scored.
         train_units: train units of the optimiser step in progress without a contribution.
+        ahead: micro-batches of the next iteration that have been generated.
         evaluating: whether the version's evaluation is not complete.
         workers: workers that are there.
         finished: nothing more will happen.
@@ -32,6 +33,7 @@ class Progress:
     generated: int
     scored: int
     train_units: int
+    ahead: int
     evaluating: bool
     workers: int
     finished: bool
@@ -39,7 +41,8 @@ class Progress:
 
 def measure(state: State, updates: Updates, evaluations: Evaluations, over: bool) -> Progress:
     """Count. Walks over the open micro-batches."""
-    batches = [batch for batch in state.batches.values() if batch.id.phase == "train"]
+    trained = [batch for batch in state.batches.values() if batch.id.phase == "train"]
+    batches = [batch for batch in trained if batch.id.iteration == state.version]
     return Progress(
         version=state.version,
         theta=state.theta,
@@ -47,6 +50,7 @@ def measure(state: State, updates: Updates, evaluations: Evaluations, over: bool
         generated=sum(batch.generated for batch in batches),
         scored=sum(batch.scores is not None for batch in batches),
         train_units=updates.lacking[1],
+        ahead=sum(batch.generated for batch in trained if batch.id.iteration > state.version),
         evaluating=evaluations.running,
         workers=len(state.fleet.workers),
         finished=over,

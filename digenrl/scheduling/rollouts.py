@@ -2,26 +2,28 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from heapq import heappop, heappush
 
 from digenrl.identity import MicroBatchId
 from digenrl.scheduling.batches import Batch
 from digenrl.scheduling.fleet import Worker
 from digenrl.scheduling.messages import Cancel, TrajectoryRef
-from digenrl.scheduling.state import CONTINUE, EVALUATE, ROLLOUT, State
+from digenrl.scheduling.state import CONTINUE, State
 from digenrl.scheduling.units import RolloutUnit
 
 
 class Rollouts:
     """Micro-batches wait in order of identity, so the first group is complete as early as possible.
 
+    Those of the next iteration are begun when none of this one waits any more.
     A trajectory's units run in order on one worker, where its state lives. A worker begins a trajectory only when all
     units of the one before are dispatched.
     """
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._train: list[MicroBatchId] = []
+        self._train: dict[int, list[MicroBatchId]] = defaultdict(list)  # by iteration
         self._eval: list[MicroBatchId] = []
 
     def queue(self, batch: Batch) -> None:
@@ -29,7 +31,7 @@ class Rollouts:
         if batch.queued or batch.roller is not None:
             return
         batch.queued = True
-        heappush(self._train if batch.id.phase == "train" else self._eval, batch.id)
+        heappush(self._train[batch.id.iteration] if batch.id.phase == "train" else self._eval, batch.id)
         self._state.wake_all()
 
     def resume(self, worker: Worker) -> bool:
@@ -41,13 +43,19 @@ class Rollouts:
 
     def start(self, worker: Worker) -> bool:
         """Dispatch the first unit of the next trajectory, if one waits that this worker can generate."""
-        if worker.device and not self._may_queue_ahead():
-            return False
-        return self._start(self._train, worker, ROLLOUT)
+        for iteration in sorted(self._train):
+            queue = self._train[iteration]
+            if not queue:
+                del self._train[iteration]
+            elif worker.device and not self._may_queue_ahead(queue):
+                return False
+            elif self._start(queue, worker):
+                return True
+        return False
 
     def evaluate(self, worker: Worker) -> bool:
         """Dispatch the next evaluation rollout. Only to an idle device: nothing may have to wait for two of them."""
-        return not worker.device and self._start(self._eval, worker, EVALUATE)
+        return not worker.device and self._start(self._eval, worker)
 
     def finished(self, batch: Batch, unit: RolloutUnit, worker: Worker) -> bool:
         """A unit ended. Returns whether the trajectory is complete."""
@@ -71,22 +79,22 @@ class Rollouts:
             self._state.wake(worker.name)
         batch.restart()
 
-    def _may_queue_ahead(self) -> bool:
+    def _may_queue_ahead(self, queue: list[MicroBatchId]) -> bool:
         """Whether a busy device gets a new trajectory already.
 
         Not while another one is idle, or soon will be: the micro-batches of a group are to spread over all of them, and
         the last ones of an iteration go to whoever is free first.
         """
         fleet = self._state.fleet
-        return not fleet.idle_rollers and len(self._train) > len(fleet.rollers)
+        return len(fleet.rollers) == 1 or (not fleet.idle_rollers and len(queue) > len(fleet.rollers))
 
-    def _start(self, queue: list[MicroBatchId], worker: Worker, priority: int) -> bool:
+    def _start(self, queue: list[MicroBatchId], worker: Worker) -> bool:
         batch = self._pop(queue, worker)
         if batch is None:
             return False
         batch.queued = False
         batch.roller = worker.name
-        self._dispatch(batch, worker, priority)
+        self._dispatch(batch, worker, self._state.urgency(batch))
         return True
 
     def _pop(self, queue: list[MicroBatchId], worker: Worker) -> Batch | None:

@@ -201,85 +201,77 @@ def derive(
     """All quantities of a kind of device that computes `rate` times as fast as `device`."""
     out = Derivation()
     n, mb, passes = geometry.tokens, sampling.micro_batch, sampling.guidance_passes
-    speed = out.put(
-        "speed", device.peak_flops * device.mfu * rate, "FLOP/s", f"peak x MFU {device.mfu:.3f} x rate {rate}"
-    )
+    speed = device.peak_flops * device.mfu * rate
+    out.put("speed", speed, "FLOP/s", f"peak x MFU {device.mfu:.3f} x rate {rate}")
     out.put("tokens", n, "", "latent frames x height/16 x width/16")
-    forward = out.put(
-        "forward", forward_flops(model, n), "FLOP", "2 x parameters per token x tokens + 4 d x pairs x blocks"
-    )
+    forward = forward_flops(model, n)
+    out.put("forward", forward, "FLOP", "2 x parameters per token x tokens + 4 d x pairs x blocks")
     step = out.put("sample step", forward * passes, "FLOP", f"forward x {passes} guidance pass(es)")
     out.put("rollout_step_s", mb * step / speed, "s", f"{mb} samples x sample step / speed")
-    decode_speed = device.peak_flops * device.decode_mfu * rate
-    out.put(
-        "decode_s",
-        mb * geometry.decode_flops / decode_speed,
-        "s",
-        f"{mb} x decode FLOPs / (peak x {device.decode_mfu} x rate)",
-    )
-    _derive_training(out, model, n, sampling, training, device, rate)
+    decoding = device.peak_flops * device.decode_mfu * rate
+    decoded = f"{mb} samples x {geometry.decode_flops:.4g} FLOP / (peak x {device.decode_mfu} x rate)"
+    out.put("decode_s", mb * geometry.decode_flops / decoding, "s", decoded)
+    _derive_training(out, model, sampling, training, device, rate)
+    _derive_memory(out, model, n, sampling, training, device)
+    _derive_movement(out, model, geometry, sampling, training, device)
     if reward.seconds:
         out.put("score_s", mb * reward.seconds / rate, "s", f"{mb} samples x measured {reward.seconds} s / rate")
     else:
-        out.put(
-            "score_s", mb * 2 * reward.parameters * reward.tokens / speed, "s", f"{mb} samples x 2 N tokens / speed"
-        )
-    latents = (sampling.trained_steps + 1) * geometry.latent_elements * _FULL * mb
-    out.put("trajectory", latents, "B", "(K + 1) latents x D x 4 x samples")
-    out.put("transfer_s", latents / device.network_bytes_per_s, "s", "trajectory / network")
+        scoring = mb * 2 * reward.parameters * reward.tokens
+        out.put("score_s", scoring / speed, "s", f"{mb} samples x 2 N tokens / speed")
     return out
 
 
 def _derive_training(
-    out: Derivation, model: Architecture, n: int, sampling: Sampling, training: Training, device: Device, rate: float
+    out: Derivation, model: Architecture, sampling: Sampling, training: Training, device: Device, rate: float
 ) -> None:
-    full = training.method == "full"
-    passes_of = 4 if full else 3
+    full, mb = training.method == "full", sampling.micro_batch
+    forwards = 4 if full else 3
     what = "forward, recomputation, backward x 2" if full else "forward, recomputation, backward to activations"
-    mb, speed = sampling.micro_batch, out["speed"]
-    trained = training.adapted_layers * 2 * training.rank * model.hidden
-    text = "2 x rank x d x adapted layers"
-    trained = out.put("trained", model.parameters if full else trained, "", "all parameters" if full else text)
-    out.put("replay_share", 1 / passes_of, "", f"one forward of a train unit's {passes_of} ({what})")
-    out.put("train step", passes_of * out["sample step"], "FLOP", f"sample step x {passes_of}: {what}")
-    out.put("train_s", mb * out["train step"] / speed, "s", f"per timestep: {mb} samples x train step / speed")
-    out.put(
-        "update_s",
-        _STEP_BYTES * trained / training.shards / device.memory_bytes_per_s / rate,
-        "s",
-        "32 B x trained / shards / memory rate",
-    )
-    # Memory, and with it the largest timestep batch.
-    states = _HALF * model.parameters * (0 if full else 1) + _TRAINED_BYTES * trained / training.shards
-    out.put("states", states, "B", "16 x trained / shards" + ("" if full else " + 2 x frozen parameters"))
+    adapter = training.adapted_layers * 2 * training.rank * model.hidden
+    trained = model.parameters if full else adapter
+    out.put("trained", trained, "", "all parameters" if full else "2 x rank x d x adapted layers")
+    out.put("replay_share", 1 / forwards, "", f"one forward of a train unit's {forwards}")
+    out.put("train step", forwards * out["sample step"], "FLOP", f"sample step x {forwards}: {what}")
+    out.put("train_s", mb * out["train step"] / out["speed"], "s", f"per timestep: {mb} samples x train step / speed")
+    moved = _STEP_BYTES * trained / training.shards
+    out.put("update_s", moved / device.memory_bytes_per_s / rate, "s", "32 x trained / shards / memory rate")
+
+
+def _derive_memory(
+    out: Derivation, model: Architecture, n: int, sampling: Sampling, training: Training, device: Device
+) -> None:
+    """What a train unit needs, and with it the largest timestep batch."""
+    frozen = 0 if training.method == "full" else model.parameters
+    states = _HALF * frozen + _TRAINED_BYTES * out["trained"] / training.shards
+    out.put("states", states, "B", "16 x trained / shards" + (" + 2 x frozen parameters" if frozen else ""))
     width = (n + (0 if model.cross_blocks else model.text_tokens)) * model.hidden
     kept = width * (_HALF * model.blocks + _BLOCK_BYTES) * sampling.guidance_passes
     out.put("activations", kept, "B", "tokens x d x (2 per checkpointed block + 34 in one block) x guidance passes")
-    room = _USABLE * device.memory_bytes - states
-    most = out.put(
-        "timesteps that fit", room // (kept * mb), "", f"({_USABLE} x memory - states) / ({mb} x activations)"
-    )
-    if most < 1:
-        raise ValueError(f"micro_batch={mb} does not fit: {kept * mb:.3g} B of activations in {room:.3g} B")
-    installed = trained * (_HALF if full else _FULL)
+    room, unit = _USABLE * device.memory_bytes - states, kept * sampling.micro_batch
+    fitting = f"({_USABLE} x memory - states) / ({sampling.micro_batch} x activations)"
+    if out.put("timesteps that fit", room // unit, "", fitting) < 1:
+        raise ValueError(
+            f"micro_batch={sampling.micro_batch} does not fit: {unit:.3g} B of activations in {room:.3g} B"
+        )
+
+
+def _derive_movement(
+    out: Derivation, model: Architecture, geometry: Geometry, sampling: Sampling, training: Training, device: Device
+) -> None:
+    trained, shards = out["trained"], training.shards
+    size = _HALF if training.method == "full" else _FULL
+    out.put("install_s", size * trained / device.network_bytes_per_s, "s", f"{size} x trained / network")
+    away = _TRAINED_BYTES * trained / shards
     out.put(
-        "install_s", installed / device.network_bytes_per_s, "s", f"trained x {_HALF if full else _FULL} B / network"
+        "switch_s", away / device.host_bytes_per_s, "s", "trainer's states to the host: 16 x trained / shards / link"
     )
-    away = _TRAINED_BYTES * trained / training.shards
-    out.put(
-        "switch_s",
-        away / device.host_bytes_per_s,
-        "s",
-        "the trainer's states go to or come from the host: 16 x trained / shards / host link",
-    )
-    shards = training.shards
     gathered = 3 * _HALF * model.parameters * (shards - 1) / shards
-    out.put(
-        "gather_s",
-        gathered / device.link_bytes_per_s,
-        "s",
-        f"2 all-gathers and a reduce-scatter of 2 x parameters x {shards - 1}/{shards} / link, not overlapped",
-    )
+    what = f"2 all-gathers, 1 reduce-scatter of 2 x parameters x {shards - 1}/{shards} / link, not overlapped"
+    out.put("gather_s", gathered / device.link_bytes_per_s, "s", what if shards > 1 else "weights are not sharded")
+    latents = (sampling.trained_steps + 1) * geometry.latent_elements * _FULL * sampling.micro_batch
+    out.put("trajectory", latents, "B", "(K + 1) latents x D x 4 x samples")
+    out.put("transfer_s", latents / device.network_bytes_per_s, "s", "trajectory / network")
 
 
 def kind_costs(derivation: Derivation, trained_steps: int) -> KindCosts:
@@ -288,7 +280,7 @@ def kind_costs(derivation: Derivation, trained_steps: int) -> KindCosts:
     names = ("rollout_step_s", "decode_s", "score_s", "update_s", "switch_s", "install_s", "transfer_s", "gather_s")
     return KindCosts(
         train_s={batch: batch * derivation["train_s"] for batch in range(1, most + 1)},
-        **{name: derivation[name] for name in names},  # type: ignore[arg-type]
+        **{name: derivation[name] for name in names},
     )
 
 

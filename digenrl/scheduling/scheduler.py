@@ -12,6 +12,9 @@ A micro-batch goes through these stages:
     pipeline.py    connects these stages
     scheduler.py   after the last update of an iteration: publish, close, begin the next; and hands out units
 
+With stale groups (TCSS) two iterations are open: those groups of the next one are generated, scored and sent to their
+trainers while the iteration in progress is trained. Training goes strictly by iteration.
+
     adapters.py    who holds which adapter         evaluation.py  held-out samples of the current version
     ledger.py      what lives where                fleet.py       workers and their lanes
     policies.py    layouts: roles and order        batches.py     the state of one micro-batch
@@ -25,8 +28,10 @@ What the driver of this machine must keep to:
 - Every Install, Transfer and (per source) Reduce is answered, by TransferFailed if it fails; an Install's failure is
   TransferFailed(AdapterRef). Nothing is answered on behalf of a worker after its WorkerLost, with one exception: a
   Reduce is answered by its lead, also for a source that is lost.
-- The driver keeps what was committed to it (Commit with standby None) until a later version is published; it starts
-  with the adapter and optimiser state of the first version.
+- The driver keeps what was committed to it (Commit with standby None) until a later version is published, with stale
+  groups until the second one after it is. It starts with the adapter and optimiser state of the first version, and with
+  the adapter of the version before if samples of the first iteration are to be generated under it
+  (RunShape.versions_in_use).
 - A lead keeps adapter theta - 1 when it makes theta. An UpdateUnit without any contribution is possible, when every
   sample of the update is excluded: if the answer is Updated(skipped=True), it does not count as a bad update.
 - Tick comes every second or so, also when nothing is outstanding: what failed to move is tried again at a Tick.
@@ -42,7 +47,6 @@ from digenrl.scheduling.adapters import Adapters
 from digenrl.scheduling.batches import Batch
 from digenrl.scheduling.evaluation import Evaluations
 from digenrl.scheduling.fleet import Worker
-from digenrl.scheduling.ledger import Account
 from digenrl.scheduling.pipeline import Pipeline
 from digenrl.scheduling.policies import Layout
 from digenrl.scheduling.progress import Progress, describe, measure
@@ -89,6 +93,9 @@ class Scheduler:
         """
         self._last = shape.iterations - 1
         self._over = False
+        # The last iteration in the books, and its micro-batches that have to wait for its version.
+        self._foreseen = self._last
+        self._fresh: dict[int, list[Batch]] = {}
         self._state = state = State(
             shape,
             layout,
@@ -273,23 +280,45 @@ class Scheduler:
     # --- iterations ---
 
     def _begin(self) -> None:
-        """Open the iteration of the current version, if there is one, and the version's evaluation."""
+        """Open the iteration of the current version, if there is one, and the version's evaluation.
+
+        Stale groups of the iteration after it are opened as well: they need nothing but the current version.
+        """
         state, shape = self._state, self._state.shape
         opened = self._evaluations.begin()
         if state.version <= self._last:
-            batches = [Batch.of(shape, micro_batch) for micro_batch in shape.micro_batches(state.version)]
-            pairs = shape.groups * shape.group_size * len(shape.trained_steps(state.version))
-            self._scopes.open(batches)
-            self._updates.open(batches, Account(pairs))
+            if state.version not in self._fresh:
+                opened += self._foresee(state.version)
+            opened += self._fresh.pop(state.version)
+            if shape.stale_groups and state.version < self._last:
+                opened += self._foresee(state.version + 1)
             self._training.forget_loads()
-            state.stage = "generate"
-            opened += batches
+            self._updates.begin()
         self._pipeline.open(opened)
+        if state.version <= self._last:
+            self._pipeline.begin()
+
+    def _foresee(self, iteration: int) -> list[Batch]:
+        """Take an iteration into the books. Returns its stale micro-batches; the others wait in `_fresh`."""
+        shape = self._state.shape
+        batches = [Batch.of(shape, micro_batch) for micro_batch in shape.micro_batches(iteration)]
+        self._scopes.open(batches)
+        self._updates.open(iteration, batches)
+        self._foreseen = iteration
+        self._fresh[iteration] = [batch for batch in batches if not shape.staleness(batch.id)]
+        return [batch for batch in batches if shape.staleness(batch.id)]
+
+    def _discard_excess(self) -> None:
+        """The run is to stop before an iteration of which stale groups have been begun."""
+        for batch in [b for b in self._state.batches.values() if b.id.phase == "train" and b.id.iteration > self._last]:
+            self._pipeline.discard(batch)
+        self._foreseen = self._last
 
     def _all_committed(self) -> None:
         """The last update of the iteration is committed: its trajectories have served."""
         self._state.stage = "publish"
-        for batch in [batch for batch in self._state.batches.values() if batch.id.phase == "train"]:
+        version = self._state.version
+        for batch in [b for b in self._state.batches.values() if b.id.phase == "train" and b.id.iteration == version]:
             self._state.release(batch)
         self._state.wake_all()
 
@@ -309,9 +338,11 @@ class Scheduler:
         iteration = state.version
         state.version += 1
         state.emit(m.Publish(state.version, state.theta, state.lead))
-        trained, excluded, skipped = self._updates.account.close()
+        trained, excluded, skipped = self._updates.accounts.pop(iteration).close()
         state.emit(m.CloseIteration(iteration, trained, excluded, skipped))
-        state.ledger.driver = {theta for theta in state.ledger.driver if theta >= state.version_theta}
+        self._scopes.forget(iteration)
+        oldest = min(state.version_thetas)
+        state.ledger.driver = {theta for theta in state.ledger.driver if theta >= oldest}
         self._adapters.retire()
         self._begin()
         if not self._finished:
@@ -328,6 +359,8 @@ class Scheduler:
         self._updates.advance()
         if self._state.disturbed:
             self._pipeline.tend_all()
+        if self._foreseen > self._last:
+            self._discard_excess()
         if self._may_publish:
             self._publish()
         if self._finished:
@@ -344,7 +377,7 @@ class Scheduler:
         self._state.awake.clear()
         heapify(waiting)
         while waiting:
-            worker = fleet.workers[heappop(waiting)[2]]
+            worker = fleet.workers[heappop(waiting)[-1]]
             if fleet.has_room(worker) and self._give_unit(worker):
                 heappush(waiting, _turn(worker))
 
@@ -353,10 +386,10 @@ class Scheduler:
         if worker.draining:
             return self._rollouts.resume(worker)
         kinds = self._state.layout.takes(worker, self._state.stage)
-        # A ready train unit waits for the running unit at most: a trainer has only one other unit outstanding.
-        spare = "train" not in kinds or not worker.helping
         if "train" in kinds and self._training.next(worker):
             return True
+        # A ready train unit waits for the running unit at most, so nothing else is queued behind another unit.
+        spare = "train" not in kinds or not worker.device
         if worker.rolling is not None:
             # A trajectory goes on where it began, whatever the worker's role has become.
             return spare and self._rollouts.resume(worker)
@@ -365,6 +398,6 @@ class Scheduler:
         return "evaluate" in kinds and self._rollouts.evaluate(worker)
 
 
-def _turn(worker: Worker) -> tuple[int, int, str]:
-    """Whose turn it is: the least loaded first, then in join order."""
-    return len(worker.device), worker.order, worker.name
+def _turn(worker: Worker) -> tuple[int, bool, int, str]:
+    """Whose turn it is: the least loaded first, among equals those whose role is to roll out, then in join order."""
+    return len(worker.device), "rollout" not in worker.roles, worker.order, worker.name

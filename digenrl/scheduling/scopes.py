@@ -38,23 +38,32 @@ AdvantageFn = Callable[[Sequence[Mapping[SampleId, float]]], Verdict]
 
 
 class Scopes:
-    """Counts scored micro-batches of one iteration and closes scopes."""
+    """Counts scored micro-batches of the open iterations and closes scopes."""
 
     def __init__(self, shape: RunShape, std_scope: StdScope, advantages: AdvantageFn) -> None:
         self._shape = shape
         self._std_scope = std_scope
         self._advantages = advantages
-        self._members: dict[int, list[Batch]] = {}
-        self._unscored: Counter[int] = Counter()
-        self.failed = 0
+        # By (iteration, scope).
+        self._members: dict[tuple[int, int], list[Batch]] = {}
+        self._unscored: Counter[tuple[int, int]] = Counter()
+        self._failed: Counter[int] = Counter()
 
     def open(self, batches: Sequence[Batch]) -> None:
-        """Begin an iteration with these micro-batches, none of which is scored."""
-        self._members = {}
-        self.failed = 0
+        """Begin an iteration. These are all of its micro-batches, none of which is scored."""
         for batch in batches:
             self._members.setdefault(self._key(batch), []).append(batch)
-        self._unscored = Counter({key: len(members) for key, members in self._members.items()})
+            self._unscored[self._key(batch)] += 1
+
+    def forget(self, iteration: int) -> None:
+        """An iteration is over."""
+        for key in [key for key in self._members if key[0] == iteration]:
+            del self._members[key], self._unscored[key]
+        del self._failed[iteration]
+
+    def failed(self, iteration: int) -> int:
+        """How many samples of an open iteration have failed so far."""
+        return self._failed[iteration]
 
     def scored(self, batch: Batch) -> tuple[list[Batch], dict[SampleId, str]]:
         """A micro-batch got its scores.
@@ -64,7 +73,7 @@ class Scopes:
             and the samples of the scope that take no part, with the reason.
         """
         assert batch.scores is not None
-        self.failed += sum(isinstance(score, Failed) for score in batch.scores.values())
+        self._failed[batch.id.iteration] += sum(isinstance(score, Failed) for score in batch.scores.values())
         key = self._key(batch)
         self._unscored[key] -= 1
         if self._unscored[key]:
@@ -91,7 +100,7 @@ class Scopes:
             batch.advantages = {s: verdict.advantages[s] for s in batch.samples if s in verdict.advantages}
         return excluded | dict(verdict.excluded)
 
-    def _key(self, batch: Batch) -> int:
+    def _key(self, batch: Batch) -> tuple[int, int]:
         if self._std_scope == "group":
-            return self._shape.group_of(batch.id)
-        return batch.update if self._std_scope == "update" else 0
+            return batch.id.iteration, self._shape.group_of(batch.id)
+        return batch.id.iteration, batch.update if self._std_scope == "update" else 0

@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from digenrl.identity import MicroBatchId
 from digenrl.scheduling.batches import Batch
 from digenrl.scheduling.messages import Run
-from digenrl.scheduling.state import EVALUATE, ROLLOUT, State
+from digenrl.scheduling.state import State
 from digenrl.scheduling.units import ScoreUnit
 
 
@@ -26,8 +26,7 @@ class Scoring:
         if batch.scorer is not None or batch.waits_for_score:
             return
         batch.waits_for_score = True
-        priority = ROLLOUT if batch.id.phase == "train" else EVALUATE
-        heappush(self._queue, (-priority, batch.id))
+        heappush(self._queue, (-self._state.urgency(batch), batch.id))
 
     def proceed(self, batch: Batch) -> None:
         """Dispatch the unit if the trajectory has reached the scorer; else see that it is on its way."""
@@ -35,8 +34,7 @@ class Scoring:
             return
         if batch.scorer in self._state.ledger.holders(batch.id):
             batch.scoring = True
-            priority = ROLLOUT if batch.id.phase == "train" else EVALUATE
-            self._state.emit(Run(ScoreUnit(batch.id), batch.scorer, batch.theta, priority))
+            self._state.emit(Run(ScoreUnit(batch.id), batch.scorer, batch.theta, self._state.urgency(batch)))
         else:
             self._state.copy(batch, batch.scorer)
 

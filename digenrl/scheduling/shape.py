@@ -3,12 +3,14 @@
 iteration: P groups x G generations, in micro-batches of `micro_batch` samples of one group
 group g's micro-batches: indices [g*G/m, (g+1)*G/m)
 optimiser step u of an iteration (0-based) takes groups [u*P/U, (u+1)*P/U)
+groups below `stale_groups` of every iteration but the first are generated under the version before its own (TCSS)
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 
 from digenrl.identity import EVAL_ITERATION, MicroBatchId, SampleId
 from digenrl.scheduling.units import RolloutUnit, TrainUnit
@@ -35,6 +37,8 @@ class RunShape:
         eval_micro_batch: samples per evaluation micro-batch (the last one may be smaller).
         eval_num_steps: denoising steps of evaluation rollouts.
         evaluated: version -> whether that version is evaluated.
+        steps_per_unit: denoising steps per training rollout unit outside detailed iterations; None: all of them.
+        stale_groups: how many groups of an iteration are generated under the version of the iteration before.
     """
 
     run_seed: int
@@ -53,6 +57,8 @@ class RunShape:
     eval_micro_batch: int
     eval_num_steps: int
     evaluated: Callable[[int], bool]
+    steps_per_unit: int | None = None
+    stale_groups: int = 0
 
     @property
     def micro_batches_per_group(self) -> int:
@@ -94,9 +100,9 @@ class RunShape:
         """Units of one trajectory, in order. Evaluations are never cut."""
         if micro_batch.phase == "eval":
             return [RolloutUnit(micro_batch, 0, self.eval_num_steps)]
-        if self.detailed(micro_batch.iteration):
-            return [RolloutUnit(micro_batch, t, t + 1) for t in range(self.num_steps)]
-        return [RolloutUnit(micro_batch, 0, self.num_steps)]
+        size = 1 if self.detailed(micro_batch.iteration) else self.steps_per_unit or self.num_steps
+        cuts = [*range(0, self.num_steps, size), self.num_steps]
+        return [RolloutUnit(micro_batch, first, last) for first, last in pairwise(cuts)]
 
     def train_units(self, micro_batch: MicroBatchId) -> list[TrainUnit]:
         """Train units of one micro-batch, in order."""
@@ -116,3 +122,29 @@ class RunShape:
     def theta_of_version(self, version: int) -> int:
         """The adapter that is published as `version`."""
         return version * self.updates
+
+    # --- which weights generate what ---
+
+    def version_of(self, micro_batch: MicroBatchId) -> int:
+        """The version that generates a micro-batch: a function of identity, never of timing.
+
+        It is the iteration's own, or for its first `stale_groups` groups the one before: those can be generated while
+        the iteration before is still being trained.
+        """
+        if micro_batch.phase == "eval" or micro_batch.iteration == 0 or self.group_of(micro_batch) >= self.stale_groups:
+            return micro_batch.iteration
+        return micro_batch.iteration - 1
+
+    def staleness(self, micro_batch: MicroBatchId) -> int:
+        """How many versions old its samples are when they are trained on: 0 or 1."""
+        return micro_batch.iteration - self.version_of(micro_batch)
+
+    def on_policy(self, micro_batch: MicroBatchId) -> bool:
+        """Whether the adapter it is trained from is the one that generated it, so that its ratio is identically 1."""
+        update = self.update_of_group(micro_batch.iteration, self.group_of(micro_batch))
+        return update == self.theta_of_version(self.version_of(micro_batch)) + 1
+
+    def versions_in_use(self, version: int) -> range:
+        """Versions whose adapters are needed while `version` is the current one."""
+        stale = self.stale_groups > 0 and 0 < version < self.iterations
+        return range(version - stale, version + 1)

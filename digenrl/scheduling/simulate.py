@@ -117,7 +117,7 @@ class Simulation:
         """
         self.scheduler = scheduler
         self.workers: dict[str, SimWorker] = {}
-        self.driver: set[int] = {scheduler.progress().theta}
+        self.driver: set[int] = self._in_use(scheduler.progress().version)
         self.result = Result()
         self._costs = costs
         self._behaviour = behaviour or Behaviour()
@@ -191,13 +191,18 @@ class Simulation:
             case m.Drop(ref, name):
                 self._live(name).drop(ref)
             case m.Publish():
-                self.driver = {theta for theta in self.driver if theta >= command.theta}
+                oldest = min(self._in_use(command.version))
+                self.driver = {theta for theta in self.driver if theta >= oldest}
             case m.Finished():
                 self.result.finished = True
             case m.FailRun(reason):
                 self.result.failure = reason
             case m.CloseIteration() | m.EvaluationDone():
                 pass
+
+    def _in_use(self, version: int) -> set[int]:
+        shape = self.scheduler.shape
+        return {shape.theta_of_version(v) for v in shape.versions_in_use(version)}
 
     def _live(self, name: str) -> SimWorker:
         if name not in self.workers:

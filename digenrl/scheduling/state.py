@@ -16,8 +16,8 @@ from digenrl.scheduling.shape import RunShape
 from digenrl.scheduling.units import Unit
 
 # Priorities of Run. On the device: an optimiser step holds everybody up, then come train units, then trajectories that
-# are under way, then new ones; evaluation takes what is left.
-UPDATE, TRAIN, CONTINUE, ROLLOUT, EVALUATE = 4, 3, 2, 1, 0
+# are under way, then new ones, then new ones of the next iteration; evaluation takes what is left.
+UPDATE, TRAIN, CONTINUE, ROLLOUT, AHEAD, EVALUATE = 5, 4, 3, 2, 1, 0
 
 
 class RunOver(Exception):
@@ -64,7 +64,8 @@ class State:
         fleet: workers and their lanes.
         ledger: what lives where.
         batches: open micro-batches.
-        version: what rollouts use; the iteration of the same number is in progress.
+        version: the newest there is; the iteration of the same number is in progress. The stale groups of the next
+            iteration are open too, but are only generated and scored.
         stage: of that iteration.
         theta: the committed adapter; the optimiser step in progress makes theta + 1.
         step: the optimiser step in progress.
@@ -99,6 +100,7 @@ class State:
         self.trainers: list[Worker] = []
         self.fleet = Fleet(queue_depth)
         self.ledger = Ledger(self.version_theta)
+        self.ledger.driver |= self.version_thetas
         self.batches: dict[MicroBatchId, Batch] = {}
         self.disturbed = False
         self.awake: set[str] = set()
@@ -109,8 +111,19 @@ class State:
 
     @property
     def version_theta(self) -> int:
-        """The adapter rollouts use."""
+        """The adapter of the current version."""
         return self.shape.theta_of_version(self.version)
+
+    @property
+    def version_thetas(self) -> set[int]:
+        """Adapters that samples which are open, or will be until the next version, are generated with."""
+        return {self.shape.theta_of_version(version) for version in self.shape.versions_in_use(self.version)}
+
+    def urgency(self, batch: Batch) -> int:
+        """Priority of beginning its rollout, and of scoring it."""
+        if batch.id.phase == "eval":
+            return EVALUATE
+        return ROLLOUT if batch.id.iteration <= self.version else AHEAD
 
     # --- commands ---
 

@@ -98,8 +98,8 @@ class Training:
         self._ready.pop(name, None)
 
     def forget_loads(self) -> None:
-        """A new iteration begins."""
-        self._load.clear()
+        """A new iteration begins: only what is left to do for later updates counts."""
+        self._load = Counter({key: units for key, units in self._load.items() if key[1] > self._state.theta})
 
     def _assign(self, batch: Batch, trainer: str | None) -> None:
         batch.trainer = trainer
@@ -129,6 +129,7 @@ class Training:
         state, ledger = self._state, self._state.ledger
         return (
             batch.update == state.theta + 1
+            and batch.id.iteration == state.version
             and state.step.phase == "collect"
             and trainer in ledger.adapters(state.theta)
             and trainer in ledger.adapters(batch.theta)

@@ -25,7 +25,11 @@ from digenrl.scheduling.units import TrainUnit, UpdateUnit
 
 
 class Updates:
-    """The optimiser steps of the iteration in progress."""
+    """The optimiser steps of the iteration in progress.
+
+    Attributes:
+        accounts: what became of the pairs of each open iteration.
+    """
 
     def __init__(self, state: State, adapters: Adapters, training: Training, *, max_bad_updates: int) -> None:
         self._state = state
@@ -38,16 +42,19 @@ class Updates:
         # By the theta they help to make: micro-batches without advantages yet, and train units without contribution.
         self._unclosed: Counter[int] = Counter()
         self._units: Counter[int] = Counter()
-        self.account = Account(0)
+        self.accounts: dict[int, Account] = {}
 
     # --- what is to be done ---
 
-    def open(self, batches: Sequence[Batch], account: Account) -> None:
-        """Begin an iteration."""
+    def open(self, iteration: int, batches: Sequence[Batch]) -> None:
+        """Expect an iteration's contributions. These are all of its micro-batches."""
+        shape = self._state.shape
+        self._unclosed.update(batch.update for batch in batches)
+        self.accounts[iteration] = Account(shape.groups * shape.group_size * len(shape.trained_steps(iteration)))
+
+    def begin(self) -> None:
+        """The iteration of the current version is in progress: its steps may be taken."""
         self._target = self._state.version_theta + self._state.shape.updates
-        self._unclosed = Counter(batch.update for batch in batches)
-        self._units = Counter()
-        self.account = account
 
     def close(self, batch: Batch) -> None:
         """The advantages of a micro-batch are known, and with them its train units."""
@@ -56,7 +63,7 @@ class Updates:
 
     @property
     def finished(self) -> bool:
-        """Whether all steps of the iteration opened last are committed."""
+        """Whether all steps of the iteration in progress are committed."""
         return self._state.theta == self._target
 
     @property
@@ -159,7 +166,7 @@ class Updates:
             state.ledger.install(theta, step.standby, with_optimizer=True)
         settled = state.ledger.settle()
         contributions = [c for units in settled.values() for c in units.values()]
-        self.account.enter(theta, contributions, skipped=self._skipped and bool(contributions))
+        self.accounts[state.version].enter(theta, contributions, skipped=self._skipped and bool(contributions))
         if self._skipped and contributions:
             self._count_bad(theta)
         for worker in dict.fromkeys([*settled, state.lead or ""]):
@@ -255,7 +262,7 @@ class Updates:
         state.lead = None
         state.step = Step()
         self._bad = {bad for bad in self._bad if bad <= theta}
-        self.account.take_back(theta)
+        self.accounts[state.version].take_back(theta)
         for batch in state.batches.values():
             if batch.update > theta:
                 self._reopen(batch)

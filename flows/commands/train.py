@@ -83,6 +83,7 @@ def execute(directory: RunDirectory, config: RunConfig, *, resume: bool, api: st
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     with directory.held(), run_log(directory.log_path):
         if config.cluster.address == "local":
+            os.environ["DIGENRL_WORKER_LOG"] = str(directory.log_path)
             forkserver.start(forkserver.ENVIRONMENT)  # the workers' imports go on beside the servers' start and ours
         with services(directory.name, config, api) as handle:
             failure, result = _show(directory, config, resume, handle)
@@ -157,6 +158,6 @@ def _drain(handle: ServicesHandle, result: Result) -> None:
 
     emitted = result.task_runs
     logger.info("waiting until Prefect has recorded %d task runs", emitted)
-    recorded = drain_prefect(handle.prefect_api, result.places.prefect_flow_run_id, emitted, DRAIN_S)
+    recorded = drain_prefect(handle.prefect_api, result.flow_runs, emitted, DRAIN_S)
     if recorded < emitted:
         typer.echo(f"note: Prefect recorded {recorded} of {emitted} task runs within {DRAIN_S:.0f} s", err=True)

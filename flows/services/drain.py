@@ -10,6 +10,7 @@ import json
 import time
 import urllib.error
 import urllib.request
+from collections.abc import Sequence
 
 POLL_S = 0.25
 
@@ -17,12 +18,12 @@ POLL_S = 0.25
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def drain_prefect(api_url: str, flow_run_id: str, emitted: int, timeout_s: float = 30.0) -> int:
-    """Poll until at least ``emitted`` task runs of the flow run are recorded in a final state, or ``timeout_s`` pass.
+def drain_prefect(api_url: str, flow_run_ids: Sequence[str], emitted: int, timeout_s: float = 30.0) -> int:
+    """Poll until at least ``emitted`` task runs of the flow runs are recorded in a final state, or ``timeout_s`` pass.
 
     Args:
         api_url: PREFECT_API_URL of a server without authentication, such as ours.
-        flow_run_id: The flow run's uuid.
+        flow_run_ids: uuids of the flow run and its subflow runs.
         emitted: Task runs whose final state was emitted.
         timeout_s: Limit, also while the server does not answer.
 
@@ -30,7 +31,7 @@ def drain_prefect(api_url: str, flow_run_id: str, emitted: int, timeout_s: float
         How many are recorded; less than ``emitted`` means that the rest is lost if the server stops now.
     """
     body = {
-        "flow_runs": {"id": {"any_": [flow_run_id]}},
+        "flow_runs": {"id": {"any_": list(flow_run_ids)}},
         "task_runs": {"state": {"type": {"any_": ["COMPLETED", "FAILED", "CRASHED", "CANCELLED"]}}},
     }
     request = urllib.request.Request(

@@ -142,12 +142,17 @@ def flow_runs(api: str, name: str) -> list[dict[str, Any]]:
     return list(post(api, "/flow_runs/filter", body))
 
 
+def pages(api: str, flow_run_id: str) -> list[dict[str, Any]]:
+    """The subflow runs of a flow run."""
+    return list(post(api, "/flow_runs/filter", {"flow_runs": {"parent_flow_run_id": {"any_": [flow_run_id]}}}))
+
+
 def task_runs(api: str, flow_run_id: str) -> list[dict[str, Any]]:
-    """All task runs of a flow run."""
+    """All task runs of a flow run and of its subflow runs."""
+    ids = [flow_run_id, *(page["id"] for page in pages(api, flow_run_id))]
     found: list[dict[str, Any]] = []
     while True:
-        body = {"flow_runs": {"id": {"any_": [flow_run_id]}}, "limit": 200, "offset": len(found)}
-        page = post(api, "/task_runs/filter", body)
+        page = post(api, "/task_runs/filter", {"flow_runs": {"id": {"any_": ids}}, "limit": 200, "offset": len(found)})
         found += page
         if len(page) < 200:
             return found

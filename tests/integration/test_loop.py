@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -84,6 +85,24 @@ def test_std_scopes_share_the_samples(result: LoopResult, scope: str) -> None:
     other = _small(f"algorithm.std_scope={scope}", "iterations=1", "evaluation.every=0")
     assert other.iterations[0].hashes == result.iterations[0].hashes
     assert other.iterations[0].updates[0].grad_norm != result.iterations[0].updates[0].grad_norm
+
+
+def test_stale_groups_are_generated_by_the_weights_of_the_iteration_before(result: LoopResult) -> None:
+    """Half of the groups of iteration 1, and their update: the first iteration knows nothing older."""
+    stale = _small("schedule.stale_fraction=0.5")
+    assert stale.iterations[0] == replace(result.iterations[0], seconds=stale.iterations[0].seconds)
+    first, second = (update.metrics for update in stale.iterations[1].updates)
+    assert (first.staleness, second.staleness) == ({0: 0, 1: 24}, {0: 24, 1: 0})
+    assert first.ratio_max != 1 and first.logp_gap_max < 1e-6
+    ours, theirs = (sorted(r.iterations[1].hashes.items()) for r in (stale, result))
+    assert [a == b for a, b in zip(ours, theirs, strict=True)] == [False, False, True, True]
+    assert stale.previous is not None and stale.previous.theta == 2
+
+
+def test_nothing_stale_is_the_run_as_it_was(result: LoopResult) -> None:
+    strict = _small("schedule.stale_fraction=0")
+    assert adapter_hash(strict.adapter.weights) == adapter_hash(result.adapter.weights)
+    assert [u.metrics.stale for i in strict.iterations for u in i.updates] == [0] * 4
 
 
 def test_callback_sees_every_version() -> None:

@@ -165,9 +165,9 @@ def test_drain_returns_once_every_task_run_is_recorded(services: ServicesHandle)
     done = subprocess.run([sys.executable, "-c", FLOW], env=env, capture_output=True, text=True, timeout=60)
     assert done.returncode == 0, done.stderr
     flow_run_id = done.stdout.split()[-1]
-    assert drain_prefect(services.prefect_api, flow_run_id, 20) == 20
+    assert drain_prefect(services.prefect_api, [flow_run_id], 20) == 20
     start = time.monotonic()
-    assert drain_prefect(services.prefect_api, flow_run_id, 21, timeout_s=0.5) == 20
+    assert drain_prefect(services.prefect_api, [flow_run_id], 21, timeout_s=0.5) == 20
     assert time.monotonic() - start < 3
 
 

@@ -11,23 +11,8 @@ from typing import Any
 import pytest
 
 from benchmarks import learn, overhead
-from benchmarks.overhead_figures import (
-    BEGIN,
-    END,
-    Gap,
-    Ran,
-    Reading,
-    Side,
-    aligned,
-    busy_shares,
-    cpu_table,
-    gap_table,
-    gaps,
-    replace_block,
-    row_of,
-    side_of,
-    throughput_table,
-)
+from benchmarks.overhead_figures import Gap, Ran, Reading, Side, busy_shares, gaps, row_of, side_of
+from benchmarks.overhead_tables import BEGIN, END, aligned, cpu_table, gap_table, replace_block, throughput_table
 
 ROOT = Path(__file__).resolve().parents[2]
 

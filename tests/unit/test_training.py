@@ -9,8 +9,9 @@ import torch
 from tiny_policy import PROMPT, algorithm, moved, roll_out, rollout_spec, tiny_policy, widened
 
 from digenrl.algorithms.accumulate import NonFiniteGradient
+from digenrl.identity import MicroBatchId
 from digenrl.policy import NumberedAdapter, Policy
-from digenrl.training import Contribution, UnitMetrics, train_unit
+from digenrl.training import Contribution, StalenessError, UnitMetrics, train_unit
 from digenrl.trajectory import Trajectory
 
 ADVANTAGES = (1.5, -0.5, 0.25, -1.25)
@@ -29,6 +30,7 @@ def _train(
     old: NumberedAdapter,
     advantages: dict | None = None,
     guidance_scale: float = 1.0,
+    staleness: int = 0,
     **changes: object,
 ) -> Contribution:
     if advantages is None:
@@ -44,6 +46,7 @@ def _train(
         algorithm=algorithm(**changes),
         guidance_scale=guidance_scale,
         normaliser=12,
+        staleness=staleness,
     )
 
 
@@ -209,6 +212,30 @@ def test_steps_that_were_not_sampled_are_refused(policy: Policy) -> None:
     trajectory = roll_out(policy, rollout_spec(policy), adapter)
     with pytest.raises(ValueError, match=r"step 4 of i0 m0 is not one of the sampled steps \(0, 1, 2\)"):
         _train(policy, trajectory, (0, 4), adapter, adapter)
+
+
+def _of(trajectory: Trajectory, iteration: int, version: int) -> Trajectory:
+    return replace(trajectory, micro_batch=MicroBatchId("train", iteration, 0), version=version)
+
+
+def test_stale_samples_are_counted(policy: Policy) -> None:
+    old, new = moved(policy, 1), moved(policy, 2)
+    trajectory = _of(roll_out(policy, rollout_spec(policy), old), iteration=4, version=3)
+    stale = _train(policy, trajectory, (0, 1), new, old, staleness=1).metrics
+    fresh = _train(policy, _of(trajectory, 4, 4), (0, 1), new, old).metrics
+    assert (stale.staleness, fresh.staleness) == ({0: 0, 1: 8}, {0: 8, 1: 0})
+    assert (stale + fresh).means()["stale"] == 0.5
+    assert replace(stale, stale=0) == fresh
+
+
+@pytest.mark.parametrize(("iteration", "version", "staleness"), [(4, 3, 0), (4, 4, 1), (4, 2, 1), (4, 2, 2), (4, 5, 0)])
+def test_other_staleness_than_the_runs_rule_is_refused(
+    policy: Policy, iteration: int, version: int, staleness: int
+) -> None:
+    adapter = moved(policy, 1)
+    trajectory = _of(roll_out(policy, rollout_spec(policy), adapter), iteration, version)
+    with pytest.raises(StalenessError, match=rf"i4 m0 was generated under version {version}, so it is {4 - version}"):
+        _train(policy, trajectory, (0, 1), adapter, adapter, staleness=staleness)
 
 
 def test_base_weights_stay_as_they_are(policy: Policy) -> None:

@@ -104,3 +104,13 @@ def test_the_order_of_arrival_does_not_change_a_bit(rewards: list[float], scope:
         for order in itertools.islice(itertools.permutations(items), 24)
     }
     assert len(results) == 1
+
+
+def test_a_reward_that_is_the_mean_up_to_rounding_has_advantage_zero() -> None:
+    """Trained on, what rounding leaves would make sums of gradients depend on their order."""
+    rewards = dict(enumerate([0.0, 1 / 3, 2 / 3, 1 - 2 / 3, 0.0, 2 / 3]))
+    mean = math.fsum(rewards.values()) / len(rewards)
+    assert {r - mean for i, r in rewards.items() if i in (1, 3)} != {0.0}
+    values = group_advantages([rewards], std_scope="group", **OPTIONS).values
+    assert values[1] == values[3] == 0
+    assert values[0] == -values[2] != 0

@@ -16,10 +16,11 @@ from schedules import ALL, centred, check_every_pair_has_one_fate, shape
 
 from digenrl.identity import MicroBatchId, SampleId
 from digenrl.rewards.base import Failed, Score, Scored
-from digenrl.scheduling import Colocated, Disaggregated, Layout, RunShape, Scheduler, StdScope
+from digenrl.scheduling import Colocated, Digenrl, Disaggregated, Layout, RunShape, Scheduler, StdScope
 from digenrl.scheduling import messages as m
 from digenrl.scheduling.ledger import Pair
 from digenrl.scheduling.simulate import Behaviour, Costs, Result, Simulation
+from digenrl.scheduling.state import AHEAD
 from digenrl.scheduling.units import RolloutUnit, TrainUnit, Unit, UpdateUnit
 
 QUEUE_DEPTHS = (1, 2, 3)
@@ -77,24 +78,33 @@ class Watcher(Simulation):
         lane = self.outstanding[run.worker, run.unit.lane]
         state, worker = self.scheduler._state, self.scheduler._state.fleet.workers[run.worker]
         if "train" in state.layout.takes(worker, state.stage) and isinstance(run.unit, RolloutUnit):
-            # Besides this one the lane of a trainer holds train units only, so they wait for one unit at most.
-            assert all(isinstance(unit, TrainUnit | UpdateUnit) for unit in lane)
+            # A trainer rolls out only while it has nothing else to do, so a train unit waits for that one unit at most.
+            assert not lane
         assert len(lane) < self.queue_depth
         assert all(unit in lane for unit in run.depends_on)
         shape = self.scheduler.shape
         match run.unit:
             case RolloutUnit(micro_batch, first, _):
-                assert micro_batch.iteration == self.version
-                assert run.theta == shape.theta_of_version(self.version)
+                ahead = micro_batch.iteration > self.version
+                assert run.theta == self._theta_of(micro_batch) <= shape.theta_of_version(self.version)
+                assert not ahead or (micro_batch.phase, micro_batch.iteration) == ("train", self.version + 1)
+                assert first > 0 or (run.priority == AHEAD) == ahead
                 before = {u for u in lane if isinstance(u, RolloutUnit) and u.micro_batch == micro_batch}
                 assert all(unit.last <= first for unit in before)
             case TrainUnit(micro_batch, _):
-                assert run.old_theta == shape.theta_of_version(micro_batch.iteration)
+                assert micro_batch.iteration == self.version
+                assert run.old_theta == self._theta_of(micro_batch)
                 group = shape.group_of(micro_batch)
                 assert run.theta + 1 == shape.update_of_group(micro_batch.iteration, group)
                 assert self.scored >= set(self._scope(micro_batch))
             case UpdateUnit(theta):
                 assert run.theta == theta - 1 in self.workers[run.worker].optimizers
+
+    def _theta_of(self, micro_batch: MicroBatchId) -> int:
+        """The adapter a trajectory must have, spelt out: the first groups of all iterations but the first are stale."""
+        shape = self.scheduler.shape
+        stale = micro_batch.phase == "train" and shape.group_of(micro_batch) < shape.stale_groups
+        return shape.updates * max(micro_batch.iteration - stale, 0)
 
     def _scope(self, micro_batch: MicroBatchId) -> Iterable[MicroBatchId]:
         shape = self.scheduler.shape
@@ -163,10 +173,12 @@ def shapes(draw: st.DrawFn) -> RunShape:
     detailed = draw(st.sampled_from([lambda k: False, lambda k: True, lambda k: k % 2 == 0]))
     every = draw(st.integers(1, 2))
     start = draw(st.integers(0, 2))
+    groups = updates * draw(st.integers(1, 2))
     return shape(
         start_iteration=start,
         iterations=start + draw(st.integers(1, 3)),
-        groups=updates * draw(st.integers(1, 2)),
+        groups=groups,
+        stale_groups=int(draw(st.sampled_from([0, 0, 0.3, 0.5, 1])) * groups),
         group_size=group_size,
         micro_batch=micro_batch,
         num_steps=4,
@@ -200,7 +212,9 @@ def incidents(draw: st.DrawFn) -> list[tuple[float, m.Event]]:
 
 
 layouts: st.SearchStrategy[Layout] = st.one_of(
-    st.builds(Disaggregated, trainers=st.integers(1, 3)), st.builds(Colocated)
+    st.builds(Disaggregated, trainers=st.integers(1, 3)),
+    st.builds(Digenrl, trainers=st.integers(1, 3)),
+    st.builds(Colocated),
 )
 
 

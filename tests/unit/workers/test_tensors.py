@@ -7,7 +7,7 @@ import torch
 from dask.sizeof import sizeof
 from distributed.protocol import deserialize, serialize
 
-import workers  # noqa: F401  (registers the serialiser)
+import workers.tensors  # noqa: F401  (registers the serialiser)
 
 DTYPES = [
     torch.float32,

@@ -1,0 +1,91 @@
+"""An orchestrated run is the plain loop, bit for bit: samples, scores and weights, wherever the work was placed."""
+
+from __future__ import annotations
+
+import os
+from collections import Counter
+from collections.abc import Iterator
+
+import pytest
+import torch
+from runs import Ground, Outcome, assert_as_expected, small
+
+from digenrl.scheduling.units import RolloutUnit, TrainUnit, UpdateUnit
+from workers import process
+
+WORKERS = 3
+
+
+@pytest.fixture(scope="module")
+def ground() -> Iterator[Ground]:
+    found = Ground(1)
+    yield found
+    found.close()
+
+
+#: Workers, then what differs from a disaggregated run. In the order of workers: the cluster only grows.
+LAYOUTS = [
+    pytest.param(1, ("schedule.layout=colocated",), id="colocated-1"),
+    pytest.param(2, (), id="disaggregated-1+1"),
+    pytest.param(2, ("schedule.timestep_batch=1", "schedule.observe.detail=unit"), id="single-timesteps"),
+    pytest.param(3, ("schedule.layout=colocated",), id="colocated-3"),
+    pytest.param(3, ("schedule.micro_batch=2",), id="groups-spread-over-2+1"),
+    pytest.param(3, ("cluster.trainers=2", "schedule.micro_batch=2"), id="groups-spread-over-1+2"),
+    pytest.param(3, ("cluster.trainers=2", "algorithm.kl_beta=0.04"), id="kl-1+2"),
+    pytest.param(3, ("algorithm.std_scope=iteration",), id="iteration-scope"),
+]
+
+
+@pytest.fixture(scope="module")
+def outcomes() -> dict[str, Outcome]:
+    return {}
+
+
+@pytest.mark.parametrize(("workers", "overrides"), LAYOUTS)
+def test_equals_the_plain_loop(
+    ground: Ground, outcomes: dict[str, Outcome], request: pytest.FixtureRequest, workers: int, overrides: tuple[str]
+) -> None:
+    if len(ground.cards()) != workers:
+        ground.scale(workers)
+    config = small(f"cluster.workers={WORKERS}", *overrides)
+    outcome = ground.run(config)
+    assert_as_expected(outcome, config)
+    assert all(len(receipts) == 1 for receipts in outcome.receipts.values())
+    assert len(outcome.receipts) == len(outcome.units)
+    outcomes[request.node.callspec.id] = outcome
+
+
+def test_every_role_was_played_by_several_workers(outcomes: dict[str, Outcome]) -> None:
+    """What was compared above did happen: merges on the lead, standbys, groups in pieces, timesteps one by one."""
+
+    def workers_of(name: str, kind: type) -> Counter[str]:
+        return Counter(worker for unit, worker in outcomes[name].units if isinstance(unit, kind))
+
+    assert len(workers_of("groups-spread-over-1+2", TrainUnit)) == 2
+    assert len(workers_of("groups-spread-over-1+2", UpdateUnit)) == 1
+    assert len(workers_of("groups-spread-over-2+1", RolloutUnit)) == 3
+    assert len(workers_of("colocated-3", TrainUnit)) == 3
+    single = [unit for unit, _ in outcomes["single-timesteps"].units if isinstance(unit, TrainUnit)]
+    assert {len(unit.steps) for unit in single} == {1}
+    pieces = [unit for unit, _ in outcomes["groups-spread-over-1+2"].units if isinstance(unit, TrainUnit)]
+    assert len({unit.micro_batch for unit in pieces}) == 3 * 4 * 2
+    metrics = [report.metrics for report in outcomes["kl-1+2"].reports]
+    assert metrics[-1]["kl"] > 0
+
+
+def _threads_here() -> tuple[int, str | None]:
+    return torch.get_num_threads(), os.environ.get("OMP_NUM_THREADS")
+
+
+def test_workers_compute_on_one_thread(ground: Ground) -> None:
+    assert set(ground.everywhere(_threads_here)) == {(1, "1")}
+    futures = [ground.client.submit(_threads_here, pure=False) for _ in range(2 * WORKERS)]
+    assert set(ground.do(ground.client.gather, futures)) == {(1, "1")}
+
+
+def _epochs() -> list[str]:
+    return sorted(process._REPLICAS)
+
+
+def test_a_finished_run_leaves_nothing_on_its_workers(ground: Ground) -> None:
+    assert ground.everywhere(_epochs) == [[]] * WORKERS
