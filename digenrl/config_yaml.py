@@ -79,7 +79,13 @@ def _represent_list(dumper: yaml.SafeDumper, value: list[Any]) -> yaml.Node:
     return dumper.represent_sequence(_TAG + "seq", value, flow_style=scalars)
 
 
+def _represent_str(dumper: yaml.SafeDumper, value: str) -> yaml.Node:
+    # In any other style, the line breaks that only Unicode knows (such as NEL) would come back as spaces.
+    return dumper.represent_scalar(_TAG + "str", value, style=None if value.isprintable() else '"')
+
+
 _Dumper.add_representer(list, _represent_list)
+_Dumper.add_representer(str, _represent_str)
 
 
 def dump(value: Any) -> str:
