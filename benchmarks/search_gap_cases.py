@@ -122,7 +122,9 @@ class Case:
 def makespan(case: Case, assist: Assist, queue_depth: int = 2) -> int:
     """Ticks until the iteration is published."""
     layout = Disaggregated(case.trainers) if assist == "off" else Digenrl(case.trainers)
-    scheduler = Scheduler(case.shape, layout, _everybody, queue_depth=queue_depth)
+    scheduler = Scheduler(
+        case.shape, layout, _everybody, queue_depth=queue_depth, costs=case.costs, search=assist == "search"
+    )
     result = TimedSimulation(scheduler, case.costs, [(0.0, event) for event in case.joins]).run()
     if not result.finished:
         raise RuntimeError(f"case {case.seed} does not come to its end: {result.failure or result.waiting_for}")

@@ -6,6 +6,7 @@ is computed. `digenrl.configure` reads YAML, presets and overrides into a RunCon
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from decimal import Decimal
 from typing import Annotated, Any, Literal
@@ -176,6 +177,14 @@ class ScheduleConfig(Section):
         description="Share of an iteration's groups, rounded down, that is generated under the weights of the "
         "iteration before, while that one is still being trained (TCSS). 0 is strictly on-policy.",
     )
+    advantage: Literal["group", "streaming", "auto"] = Field(
+        "auto",
+        description="group: samples are trained when their group is complete; streaming: in an iteration's first "
+        "update when they are scored, for the same gradient in two backward passes instead of one; auto: group.",
+    )
+    max_open_groups: PositiveInt = Field(
+        8, description="Groups that are not complete of which a trainer may hold gradients (advantage=streaming)."
+    )
     observe: ObserveConfig = Field(default_factory=ObserveConfig, description="What Prefect shows as task runs.")
 
     @field_validator("micro_batch", "timestep_batch", "steps_per_unit")
@@ -221,6 +230,11 @@ class ScheduleConfig(Section):
                 f"while the others train: samples would only get older; use stale_fraction=0, or layout=disaggregated"
             )
         return self
+
+    @property
+    def streams(self) -> bool:
+        """Whether samples are trained before their group is complete."""
+        return self.advantage == "streaming"
 
     @property
     def assist(self) -> Literal["off", "greedy", "search"]:
@@ -329,6 +343,34 @@ class RunConfig(Section):
             raise ValueError(
                 f"schedule.stale_fraction={share:g} is less than one of algorithm.prompts_per_iteration={groups} "
                 f"groups; use at least {-(-1000 // groups) / 1000:g}, or 0 for none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _streaming(self) -> RunConfig:
+        algorithm = self.algorithm
+        if not self.schedule.streams:
+            return self
+        if algorithm.std_scope != "group":
+            raise ValueError(
+                f"schedule.advantage=streaming cannot be combined with algorithm.std_scope={algorithm.std_scope}: "
+                f"only a group's own standard deviation keeps advantages within adv_clip_max; use std_scope=group, "
+                f"or advantage=group"
+            )
+        # One sample of G against G - 1 equal ones lies sqrt(G - 1) standard deviations from the mean; none lies further
+        if math.sqrt(algorithm.samples_per_prompt - 1) > algorithm.adv_clip_max:
+            most = int(round(algorithm.adv_clip_max**2, 9)) + 1
+            raise ValueError(
+                f"schedule.advantage=streaming needs advantages that algorithm.adv_clip_max={algorithm.adv_clip_max:g} "
+                f"never clips, but one sample of algorithm.samples_per_prompt={algorithm.samples_per_prompt} can be "
+                f"further from the mean; use at most {most} samples, a larger adv_clip_max, or advantage=group"
+            )
+        first = algorithm.prompts_per_iteration // algorithm.updates_per_iteration
+        if self.stale_groups >= first:
+            raise ValueError(
+                f"schedule.advantage=streaming has nothing to act on: schedule.stale_fraction="
+                f"{self.schedule.stale_fraction:g} makes all {first} groups of the first update stale, and only fresh "
+                f"ones can be streamed; use a smaller stale_fraction, or advantage=group"
             )
         return self
 

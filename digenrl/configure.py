@@ -71,4 +71,9 @@ def warnings_of(config: RunConfig) -> list[str]:
             f"algorithm.clip_range={algorithm.clip_range} has no effect: clip_range cannot act with "
             "algorithm.updates_per_iteration=1, where the ratio is always 1 and only the learning rate limits a step"
         )
+    if config.schedule.streams and config.micro_batch == algorithm.samples_per_prompt:
+        warnings.append(
+            f"schedule.advantage=streaming has no effect: with schedule.micro_batch={config.micro_batch} a group is "
+            "complete as soon as any of it is scored"
+        )
     return warnings

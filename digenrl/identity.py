@@ -26,7 +26,7 @@ Phase = Literal["train", "eval"]
 EVAL_ITERATION = -1
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class SampleId:
     """One sample. `draw` counts regenerations with fresh noise (0 unless a failed sample was redrawn)."""
 
@@ -41,7 +41,7 @@ class SampleId:
         return replace(self, draw=self.draw + 1)
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class MicroBatchId:
     """A canonical micro-batch: `index` counts within the iteration (train) or within one evaluation (eval).
 

@@ -19,20 +19,21 @@ import numpy as np
 from numpy.typing import NDArray
 
 from digenrl import runspec
-from digenrl.algorithms.accumulate import Accumulator, NonFiniteGradient
+from digenrl.algorithms.accumulate import NonFiniteGradient
 from digenrl.algorithms.optimizer import OptimizerState, adamw_step
+from digenrl.algorithms.streaming import UpdateAccumulator
 from digenrl.config import RunConfig
 from digenrl.identity import MicroBatchId, SampleId
 from digenrl.models.embeddings import EmbeddingCache
 from digenrl.models.registry import load_model
 from digenrl.policy import Adapter, NumberedAdapter, Policy
 from digenrl.prompts import load_prompts
-from digenrl.rewards.base import Failed, PromptRecord, Score
+from digenrl.rewards.base import Failed, PromptRecord, Score, Scored, mean_reward
 from digenrl.rewards.mix import RewardMix
 from digenrl.rollout import advance, finish, rollout_hash, start_rollout
 from digenrl.scheduling.units import TrainUnit
 from digenrl.scoring import score_micro_batch
-from digenrl.training import UnitMetrics, train_unit
+from digenrl.training import UnitMetrics, stream_unit, train_unit
 from digenrl.trajectory import Trajectory
 
 
@@ -163,8 +164,9 @@ class _Run:
         scores: Mapping[SampleId, Score],
     ) -> UpdateResult:
         """The optimiser step that makes `theta`; the result's adapter and optimiser state are replaced."""
+        baseline = mean_reward(result.iterations[-1].scores.values()) if result.iterations else 0.0
         try:
-            gradient, metrics = self.gradient(result.adapter, theta, versions, trajectories, scores)
+            gradient, metrics = self.gradient(result.adapter, theta, versions, trajectories, scores, baseline)
         except NonFiniteGradient as error:
             result.adapter = NumberedAdapter(theta, result.adapter.weights)
             return UpdateResult(theta, UnitMetrics(), float("nan"), skipped=str(error))
@@ -185,32 +187,78 @@ class _Run:
         versions: Mapping[int, NumberedAdapter],
         trajectories: Mapping[MicroBatchId, Trajectory],
         scores: Mapping[SampleId, Score],
+        baseline: float,
     ) -> tuple[Adapter, UnitMetrics]:
-        """Gradient of the step that makes `theta`, over its whole groups in order."""
+        """Gradient of the step that makes `theta`, over its whole groups in order.
+
+        `baseline` is the mean reward of the iteration before.
+        """
         iteration, groups = self.shape.groups_of_update(theta)
         scope = range(self.shape.groups) if self.config.algorithm.std_scope == "iteration" else groups
-        advantages = runspec.advantages_of(self.config, runspec.group_rewards(iteration, scope, scores)).values
-        accumulator: Accumulator[TrainUnit] = Accumulator(current.weights)
+        advantages = runspec.advantages_of(self.config, runspec.group_rewards(iteration, scope, scores))
+        accumulator: UpdateAccumulator[TrainUnit] = UpdateAccumulator(current.weights)
         metrics = UnitMetrics()
         for micro_batch in (m for m in trajectories if self.shape.group_of(m) in groups):
-            embeddings = self.embeddings.encode([prompt.text for prompt in self.prompts_of(micro_batch)])
             for unit in self.shape.train_units(micro_batch):
-                contribution = train_unit(
-                    self.policy,
-                    trajectories[micro_batch],
-                    embeddings,
-                    unit.steps,
-                    advantages,
-                    current=current,
-                    old=versions[self.shape.version_of(micro_batch)],
-                    algorithm=self.config.algorithm,
-                    guidance_scale=self.config.model.guidance_scale,
-                    normaliser=runspec.normaliser(self.config),
-                    staleness=self.shape.staleness(micro_batch),
-                )
-                accumulator.add(unit, contribution.gradient)
-                metrics += contribution.metrics
+                if self.config.schedule.streams and self.shape.on_policy(micro_batch):
+                    rewards = {s: r.value for s in advantages.values if isinstance(r := scores[s], Scored)}
+                    metrics += self.stream(accumulator, unit, current, trajectories[micro_batch], rewards, baseline)
+                else:
+                    old = versions[self.shape.version_of(micro_batch)]
+                    metrics += self.train(accumulator, unit, current, old, trajectories[micro_batch], advantages.values)
+        accumulator.close(dict(zip(scope, advantages.statistics, strict=True)))
         return accumulator.gradient(), metrics
+
+    def train(
+        self,
+        accumulator: UpdateAccumulator[TrainUnit],
+        unit: TrainUnit,
+        current: NumberedAdapter,
+        old: NumberedAdapter,
+        trajectory: Trajectory,
+        advantages: Mapping[SampleId, float],
+    ) -> UnitMetrics:
+        contribution = train_unit(
+            self.policy,
+            trajectory,
+            self.embeddings.encode([prompt.text for prompt in self.prompts_of(unit.micro_batch)]),
+            unit.steps,
+            advantages,
+            current=current,
+            old=old,
+            algorithm=self.config.algorithm,
+            guidance_scale=self.config.model.guidance_scale,
+            normaliser=runspec.normaliser(self.config),
+            staleness=self.shape.staleness(unit.micro_batch),
+        )
+        accumulator.add(unit, contribution.gradient)
+        return contribution.metrics
+
+    def stream(
+        self,
+        accumulator: UpdateAccumulator[TrainUnit],
+        unit: TrainUnit,
+        current: NumberedAdapter,
+        trajectory: Trajectory,
+        rewards: Mapping[SampleId, float],
+        baseline: float,
+    ) -> UnitMetrics:
+        """As `train`, but as if the advantages were not known yet."""
+        contribution = stream_unit(
+            self.policy,
+            trajectory,
+            self.embeddings.encode([prompt.text for prompt in self.prompts_of(unit.micro_batch)]),
+            unit.steps,
+            rewards,
+            baseline=baseline,
+            current=current,
+            algorithm=self.config.algorithm,
+            guidance_scale=self.config.model.guidance_scale,
+            normaliser=runspec.normaliser(self.config),
+        )
+        if contribution.gradient is not None:
+            accumulator.add_open(self.shape.group_of(unit.micro_batch), unit, contribution.gradient)
+        return contribution.metrics
 
     def prompts_of(self, micro_batch: MicroBatchId) -> list[PromptRecord]:
         return runspec.prompts_of(self.shape, micro_batch, self.prompts, self.held_out)

@@ -17,6 +17,7 @@ Nothing here depends on where or when work runs: equal configurations give equal
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 
 from digenrl.algorithms.advantages import Advantages, group_advantages
 from digenrl.algorithms.optimizer import learning_rate as schedule_learning_rate
@@ -166,16 +167,16 @@ def advantages_of(config: RunConfig, rewards_by_group: Sequence[Mapping[SampleId
     if algorithm.kl_beta > 0:
         return found
     silent = {sample for position in found.zero_variance for sample in rewards_by_group[position]}
-    return Advantages({s: a for s, a in found.values.items() if s not in silent}, found.zero_variance)
+    return replace(found, values={s: a for s, a in found.values.items() if s not in silent})
 
 
 def advantage_rule(config: RunConfig) -> AdvantageFn:
     """`advantages_of` in the form the scheduler asks for: who takes part, who does not and why."""
 
     def judge(groups: Sequence[Mapping[SampleId, float]]) -> Verdict:
-        values = advantages_of(config, groups).values
-        silent = {sample: "zero variance" for group in groups for sample in group if sample not in values}
-        return Verdict(values, silent)
+        found = advantages_of(config, groups)
+        silent = {sample: "zero variance" for group in groups for sample in group if sample not in found.values}
+        return Verdict(found.values, silent, found.statistics)
 
     return judge
 

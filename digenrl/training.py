@@ -1,7 +1,7 @@
 """Training: the gradient contribution of one train unit.
 
     train_unit      micro-batch x timesteps -> Contribution, in one batched forward and backward pass
-    Contribution    gradient by parameter name, and metrics
+    stream_unit     the same before the advantages are known -> StreamedContribution
     UnitMetrics     sums and counts; add them up over units, then read the means
 
 The optimiser step itself is `digenrl.algorithms.optimizer.adamw_step`.
@@ -13,8 +13,6 @@ in the difference. The log-prob noted at rollout is only compared with it.
 
 Staleness. Samples of iteration k are generated under version k, or under version k - 1 where the run says so; anything
 else is an error here, where the loss is computed.
-
-Shapes: N pairs (sample, step) of the unit, ordered by step, then sample; D latent shape of one sample.
 """
 
 from __future__ import annotations
@@ -24,13 +22,12 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from digenrl.algorithms.accumulate import NonFiniteGradient
 from digenrl.algorithms.losses import PolicyTerms, gaussian_kl, normalised_loss, policy_loss_terms
-from digenrl.algorithms.steps import StepTerms, log_prob, step_mean, step_terms
+from digenrl.algorithms.streaming import StreamedGradient
 from digenrl.config import AlgorithmConfig
 from digenrl.identity import SampleId
 from digenrl.models.base import Embeddings
-from digenrl.models.embeddings import select
+from digenrl.pairs import Pairs, gather
 from digenrl.policy import Adapter, NumberedAdapter, Policy
 from digenrl.trajectory import Trajectory
 
@@ -104,18 +101,16 @@ class Contribution:
 
 
 @dataclass(frozen=True, eq=False)
-class _Batch:
-    """The N pairs of a unit, gathered."""
+class StreamedContribution:
+    """The same of a unit whose group is not complete: its advantages are put in later.
 
-    samples: tuple[SampleId, ...]
-    steps: tuple[int, ...]
-    latents: torch.Tensor
-    next_latents: torch.Tensor
-    sigma: torch.Tensor
-    terms: StepTerms
-    embeddings: Embeddings
-    rollout_log_probs: torch.Tensor
-    advantages: torch.Tensor
+    Attributes:
+        gradient: shares of the group's sums; None if no sample took part.
+        metrics: of the pairs that took part. The policy part of their loss is not known; over a whole group it is 0.
+    """
+
+    gradient: StreamedGradient | None
+    metrics: UnitMetrics
 
 
 def train_unit(
@@ -154,35 +149,91 @@ def train_unit(
         ValueError: a step is not in the trajectory.
     """
     _check_staleness(trajectory, staleness)
-    batch = _gather(trajectory, embeddings, steps, advantages, algorithm, policy.device)
-    if batch is None:
+    pairs = gather(trajectory, embeddings, steps, advantages, algorithm, policy.device)
+    if pairs is None:
         zeros = {name: torch.zeros_like(p, requires_grad=False) for name, p in policy.trainable().items()}
         return Contribution(zeros, UnitMetrics())
     old_log_prob = None
     if old.theta != current.theta:
         policy.bind(old.weights, old.theta)
         with torch.no_grad():
-            old_log_prob = _log_prob(algorithm, batch, _mean(policy, batch, guidance_scale))
+            old_log_prob = pairs.log_prob(pairs.mean(policy, guidance_scale))
     policy.bind(current.weights, current.theta)
-    reference_mean = None
-    if algorithm.kl_beta > 0:
-        with policy.reference(), torch.no_grad():
-            reference_mean = _mean(policy, batch, guidance_scale)
-
-    mean = _mean(policy, batch, guidance_scale)
-    new_log_prob = _log_prob(algorithm, batch, mean)
+    mean, kl = _mean_and_kl(policy, pairs, algorithm, guidance_scale)
+    new_log_prob = pairs.log_prob(mean)
     if old_log_prob is None:
         old_log_prob = new_log_prob.detach()
     policy_terms = policy_loss_terms(
-        new_log_prob, old_log_prob, batch.advantages, algorithm.clip_range, algorithm.adv_clip_max
+        new_log_prob, old_log_prob, pairs.weights, algorithm.clip_range, algorithm.adv_clip_max
     )
-    # The published weights of SD3's KL belong to the "image" convention.
-    kl = None if reference_mean is None else gaussian_kl(mean, reference_mean, batch.terms, "image")
-    _check_finite(trajectory, batch, policy_terms.loss if kl is None else policy_terms.loss + kl)
+    pairs.check_finite(policy_terms.loss if kl is None else policy_terms.loss + kl)
     loss = normalised_loss(policy_terms.loss, normaliser, kl, algorithm.kl_beta)
-    gradient = _gradient(policy, trajectory, batch, loss)
-    metrics = _metrics(batch, policy_terms, new_log_prob, old_log_prob, loss * normaliser, kl)
+    gradient = pairs.gradient(policy, loss)
+    metrics = _metrics(pairs, policy_terms, new_log_prob, old_log_prob, loss * normaliser, kl)
     return Contribution(gradient, replace(metrics, stale=metrics.pairs * staleness))
+
+
+def stream_unit(
+    policy: Policy,
+    trajectory: Trajectory,
+    embeddings: Embeddings,
+    steps: Sequence[int],
+    rewards: Mapping[SampleId, float],
+    *,
+    baseline: float,
+    current: NumberedAdapter,
+    algorithm: AlgorithmConfig,
+    guidance_scale: float,
+    normaliser: int,
+) -> StreamedContribution:
+    """What `train_unit` yields where the ratio is identically 1, before the advantages are known.
+
+    One forward pass, and one backward pass for each of the two sums (and for the KL).
+
+    Args:
+        policy, trajectory, embeddings, steps, algorithm, guidance_scale, normaliser: as in `train_unit`.
+        rewards: of the samples that take part.
+        baseline: what is subtracted from them; one constant for a whole group, near its mean.
+        current: the adapter that generated the trajectory, and that is differentiated.
+
+    Raises:
+        StalenessError: the trajectory is not of the version of its iteration.
+        NonFiniteGradient: a log-prob, KL or gradient is not finite.
+        ValueError: a step is not in the trajectory.
+    """
+    _check_staleness(trajectory, 0)
+    centred = {sample: reward - baseline for sample, reward in rewards.items()}
+    pairs = gather(trajectory, embeddings, steps, centred, algorithm, policy.device)
+    if pairs is None:
+        return StreamedContribution(None, UnitMetrics())
+    policy.bind(current.weights, current.theta)
+    mean, kl = _mean_and_kl(policy, pairs, algorithm, guidance_scale)
+    log_prob = pairs.log_prob(mean)
+    ratio = torch.exp(log_prob - log_prob.detach())
+    pairs.check_finite(ratio if kl is None else ratio + kl)
+    weighted = ratio * pairs.weights.to(ratio.dtype)
+    plain_sum = pairs.gradient(policy, ratio.sum() / normaliser, retain_graph=True)
+    weighted_sum = pairs.gradient(policy, weighted.sum() / normaliser, retain_graph=kl is not None)
+    loss, final = torch.zeros(()), None
+    if kl is not None:
+        loss = algorithm.kl_beta * kl.sum()
+        final = pairs.gradient(policy, loss / normaliser)
+    nothing = PolicyTerms(torch.zeros_like(ratio), ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
+    metrics = _metrics(pairs, nothing, log_prob, log_prob.detach(), loss, kl)
+    return StreamedContribution(StreamedGradient(plain_sum, weighted_sum, baseline, final), metrics)
+
+
+def _mean_and_kl(
+    policy: Policy, pairs: Pairs, algorithm: AlgorithmConfig, guidance_scale: float
+) -> tuple[torch.Tensor, torch.Tensor | None]:
+    """(N, *D) mean of the transitions with gradient, and (N,) KL to the base model if it has a weight."""
+    if algorithm.kl_beta == 0:
+        return pairs.mean(policy, guidance_scale), None
+    with policy.reference(), torch.no_grad():
+        reference = pairs.mean(policy, guidance_scale)
+    mean = pairs.mean(policy, guidance_scale)
+    # The published weights of SD3's KL belong to the "image" convention.
+    return mean, gaussian_kl(mean, reference, pairs.terms, "image")
 
 
 def _check_staleness(trajectory: Trajectory, staleness: int) -> None:
@@ -194,88 +245,18 @@ def _check_staleness(trajectory: Trajectory, staleness: int) -> None:
         )
 
 
-def _gather(
-    trajectory: Trajectory,
-    embeddings: Embeddings,
-    steps: Sequence[int],
-    advantages: Mapping[SampleId, float],
-    algorithm: AlgorithmConfig,
-    device: torch.device,
-) -> _Batch | None:
-    """The unit's pairs as one batch; None if no sample takes part."""
-    positions = [trajectory.position(step) for step in steps]
-    kept = [i for i, sample in enumerate(trajectory.samples) if sample in advantages]
-    if not kept or not positions:
-        return None
-    samples = tuple(trajectory.samples[i] for i in kept)
-    rows = torch.tensor(kept)
-    sigmas = trajectory.sigmas.to(device)
-    index = torch.tensor(steps, device=device).repeat_interleave(len(kept))
-
-    def pairs(tensor: torch.Tensor) -> torch.Tensor:
-        return tensor[positions][:, kept].flatten(0, 1).to(device)
-
-    latents = pairs(trajectory.latents)
-    return _Batch(
-        samples=samples * len(steps),
-        steps=tuple(step for step in steps for _ in kept),
-        latents=latents,
-        next_latents=pairs(trajectory.next_latents),
-        sigma=sigmas[index],
-        terms=step_terms(algorithm.sampler, sigmas, index, algorithm.noise_level, latents.ndim),
-        embeddings=select(embeddings, rows.repeat(len(steps))),
-        rollout_log_probs=pairs(trajectory.log_probs),
-        advantages=torch.tensor([advantages[s] for s in samples], dtype=torch.float64, device=device).repeat(
-            len(steps)
-        ),
-    )
-
-
-def _mean(policy: Policy, batch: _Batch, guidance_scale: float) -> torch.Tensor:
-    """(N, *D) mean of each pair's transition under the bound adapter."""
-    velocity = policy.velocity(batch.latents, batch.sigma, batch.embeddings, guidance_scale)
-    return step_mean(batch.terms, batch.latents, velocity)
-
-
-def _log_prob(algorithm: AlgorithmConfig, batch: _Batch, mean: torch.Tensor) -> torch.Tensor:
-    return log_prob(algorithm.sampler, batch.next_latents, mean, batch.terms)
-
-
-def _gradient(policy: Policy, trajectory: Trajectory, batch: _Batch, loss: torch.Tensor) -> Adapter:
-    parameters = policy.trainable()
-    # Materialised: the last block's text projections, for one, reach no output and have no gradient.
-    found = torch.autograd.grad(loss, list(parameters.values()), allow_unused=True, materialize_grads=True)
-    gradient = dict(zip(parameters, found, strict=True))
-    for name, tensor in gradient.items():
-        if not bool(tensor.isfinite().all()):
-            raise NonFiniteGradient(
-                f"the gradient of {name} from {trajectory.micro_batch.label}, steps {sorted(set(batch.steps))}, "
-                f"is not finite although the loss is"
-            )
-    return gradient
-
-
-def _check_finite(trajectory: Trajectory, batch: _Batch, losses: torch.Tensor) -> None:
-    bad = (~losses.detach().isfinite()).nonzero().flatten().tolist()
-    if bad:
-        raise NonFiniteGradient(
-            f"the loss of {len(bad)} of {len(batch.steps)} (sample, step) pairs of {trajectory.micro_batch.label} is "
-            f"not finite, the first at step {batch.steps[bad[0]]} of {batch.samples[bad[0]]}"
-        )
-
-
 @torch.no_grad()
 def _metrics(
-    batch: _Batch,
+    pairs: Pairs,
     policy_terms: PolicyTerms,
     new_log_prob: torch.Tensor,
     old_log_prob: torch.Tensor,
     loss: torch.Tensor,
     kl: torch.Tensor | None,
 ) -> UnitMetrics:
-    gap = (old_log_prob - batch.rollout_log_probs).abs()
+    gap = (old_log_prob - pairs.rollout_log_probs).abs()
     return UnitMetrics(
-        pairs=len(batch.steps),
+        pairs=len(pairs.steps),
         loss=float(loss),
         ratio=float(policy_terms.ratio.sum()),
         ratio_max=float(policy_terms.ratio.max()),

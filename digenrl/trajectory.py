@@ -56,6 +56,24 @@ class Trajectory:
                 f"step {step} of {self.micro_batch.label} is not one of the sampled steps {self.steps}"
             ) from None
 
+    def check_schedule(self, num_steps: int) -> None:
+        """See that this was generated along one schedule of the length a run trains on.
+
+        Raises:
+            ValueError: naming both lengths, or the samples that bring a schedule of their own.
+        """
+        if self.sigmas.ndim != 1:
+            odd = [s for s, row in zip(self.samples, self.sigmas, strict=True) if not torch.equal(row, self.sigmas[0])]
+            raise ValueError(
+                f"{self.micro_batch.label} brings {len(self.sigmas)} sigma tables, a micro-batch has one; "
+                f"other than the first: {', '.join(map(str, odd)) or 'none'}"
+            )
+        if len(self.sigmas) != num_steps + 1:
+            raise ValueError(
+                f"{self.micro_batch.label} was generated along {len(self.sigmas)} sigmas, this run trains on "
+                f"{num_steps + 1} (algorithm.num_steps={num_steps})"
+            )
+
     @property
     def nbytes(self) -> int:
         """Bytes held by the tensors."""

@@ -31,6 +31,19 @@ class IterationRow:
     seconds: float
     busy: dict[str, float]
 
+    @classmethod
+    def of(cls, report: IterationReport) -> IterationRow:
+        """What the history keeps of a report."""
+        rewards = np.asarray(report.rewards, dtype=np.float64)
+        return cls(
+            iteration=report.iteration,
+            reward_mean=float(rewards.mean()) if len(rewards) else 0.0,
+            reward_std=float(rewards.std()) if len(rewards) else 0.0,
+            samples=len(rewards),
+            seconds=report.seconds,
+            busy=report.busy,
+        )
+
 
 @dataclass
 class History(Listener):
@@ -41,17 +54,7 @@ class History(Listener):
 
     def iteration_closed(self, report: IterationReport) -> None:
         """See Listener."""
-        rewards = np.asarray(report.rewards, dtype=np.float64)
-        self.rows.append(
-            IterationRow(
-                iteration=report.iteration,
-                reward_mean=float(rewards.mean()) if len(rewards) else 0.0,
-                reward_std=float(rewards.std()) if len(rewards) else 0.0,
-                samples=len(rewards),
-                seconds=report.seconds,
-                busy=report.busy,
-            )
-        )
+        self.rows.append(IterationRow.of(report))
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """See Listener."""

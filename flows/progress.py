@@ -13,7 +13,7 @@ from rich.table import Table
 from rich.text import Text
 
 from digenrl.rewards.base import Scored
-from workers.listener import Evaluation, IterationReport, Listener
+from workers.listener import Dispatched, Evaluation, IterationReport, Listener
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -50,6 +50,11 @@ class Progress(Listener):
         """Say what is going on before the first iteration and after the last."""
         self._phase = text
         self._line(text)
+
+    def dispatched(self, event: Dispatched) -> None:
+        """See Listener."""
+        if not self._reports:
+            self._phase = "first iteration"
 
     def iteration_closed(self, report: IterationReport) -> None:
         """See Listener."""

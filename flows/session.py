@@ -18,7 +18,7 @@ from collections.abc import Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from distributed import Client
 from safetensors.torch import save as save_tensors
@@ -42,8 +42,19 @@ from storage.tracker import Tracker
 from tasks.observers import Observers
 from workers import forkserver
 from workers.engine import Engine
-from workers.listener import Listener, Listeners
+from workers.listener import Listener, Listeners, TrainerState
 from workers.receipts import RunSetup
+
+#: What MLflow calls the end of a run.
+MLFLOW_STATUS: dict[str, Literal["FINISHED", "FAILED", "KILLED"]] = {
+    "completed": "FINISHED",
+    "cancelled": "KILLED",
+    "failed": "FAILED",
+}
+
+#: How long the end of a run may wait until MLflow has taken what is queued.
+DELIVERY_S = 30.0
+CANCELLED_DELIVERY_S = 4.0
 
 
 @dataclass(frozen=True)
@@ -89,6 +100,7 @@ class Session:
         self.directory = directory
         self.config = directory.read_config()
         restored = restore(directory.checkpoints) if resume else None
+        self.start: TrainerState | None
         self.start_iteration, self.start, saved = restored if restored is not None else (0, None, None)
         self.history = History.from_state(saved.state["history"]) if saved is not None else History()
         before = (directory.read_summary() or {}) if resume else {}
@@ -122,11 +134,13 @@ class Session:
 
     def engine(self, client: Client) -> Engine:
         """The engine of this attempt on a cluster."""
+        tracking = Tracking(self._tracker, self.directory, self._held_out)
+        tracking.catch_up(self.history)
         listener = Listeners(
             self.history,
             self._observers,
             self._checkpointer,
-            Tracking(self._tracker, self.directory, self._held_out),
+            tracking,
             Logbook(),
             *self._watchers,
         )
@@ -193,9 +207,9 @@ class Session:
         )
 
     def _save_lora(self) -> Path | None:
-        if self._engine is None or self._engine.published is None:
-            return None
         lora = self.directory.path / "lora"
+        if self._engine is None or self._engine.published is None:
+            return lora if lora.is_dir() else None  # that of the attempt before this one
         _, state = self._engine.published
         # In a process that has diffusers imported already; as bytes, since a tensor would travel as shared memory.
         context = multiprocessing.get_context(forkserver.METHOD)
@@ -211,7 +225,9 @@ class Session:
             tracker.log_artifact(lora)
         tracker.log_artifact(self.directory.summary_path)
         tracker.log_artifact(self.directory.config_path)
-        tracker.finish({"completed": "FINISHED", "cancelled": "KILLED"}.get(status, "FAILED"))
+        # Whoever asked for the end is waiting for it.
+        timeout_s = CANCELLED_DELIVERY_S if status == "cancelled" else DELIVERY_S
+        tracker.finish(MLFLOW_STATUS[status], timeout_s)
 
 
 def layout_of(config: RunConfig) -> Layout:

@@ -58,14 +58,15 @@ async def stopping(flow_run_id: UUID) -> AsyncIterator[Stop]:
     stop = Stop()
     polling = asyncio.create_task(_poll(flow_run_id, stop))
     try:
-        with _signals(stop):
+        with signals(stop):
             yield stop
     finally:
         polling.cancel()
 
 
 @contextlib.contextmanager
-def _signals(stop: Stop) -> Iterator[None]:
+def signals(stop: Stop) -> Iterator[None]:
+    """Within it, the first SIGINT or SIGTERM requests the stop and puts the handlers back."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may handle signals
         return

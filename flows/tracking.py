@@ -5,13 +5,17 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import numpy as np
-from storage.tracker import Tracker
 
 from digenrl.rewards.base import PromptRecord, Scored
+from flows.history import History, IterationRow
 from flows.pictures import montage
 from flows.statistics import mean_interval
 from storage.runs import RunDirectory
+from storage.tracker import Tracker
 from workers.listener import Evaluation, IterationReport, Listener
+
+#: Iterations whose metrics may still have been on their way when a process was killed.
+UNDELIVERED = 50
 
 
 class Tracking(Listener):
@@ -28,6 +32,21 @@ class Tracking(Listener):
         self._directory = directory
         self._held_out = held_out
 
+    def catch_up(self, history: History) -> None:
+        """Log the end of the history again: a killed attempt may have saved more than it delivered.
+
+        What MLflow has already is left out.
+
+        Args:
+            history: as the checkpoint has it.
+        """
+        if self._tracker is None:
+            return
+        for row in history.rows[-UNDELIVERED:]:
+            self._tracker.log_iteration(row.iteration, row_metrics(row))
+        for version, values in sorted(history.evaluations.items())[-1:]:
+            self._tracker.log_iteration(version, evaluation_metrics(list(values.values())))
+
     def iteration_closed(self, report: IterationReport) -> None:
         """See Listener."""
         if self._tracker is not None:
@@ -42,11 +61,8 @@ class Tracking(Listener):
             grid.save(self._directory.picture_path("held-out", evaluation.version))
             if self._tracker is not None:
                 self._tracker.log_image(f"samples/held-out-{evaluation.version:06d}.png", grid, evaluation.version)
-        if self._tracker is not None and values:
-            low, high = mean_interval(list(values.values()))
-            mean = float(np.mean(list(values.values())))
-            metrics = {"eval/reward_mean": mean, "eval/reward_low": low, "eval/reward_high": high}
-            self._tracker.log_iteration(evaluation.version, metrics)
+        if self._tracker is not None:
+            self._tracker.log_iteration(evaluation.version, evaluation_metrics(list(values.values())))
 
     def _caption(self, index: int, reward: float | None) -> str:
         record = self._held_out[index]
@@ -57,13 +73,8 @@ class Tracking(Listener):
 def iteration_metrics(report: IterationReport) -> dict[str, float]:
     """What MLflow shows of one iteration."""
     rewards = np.asarray(report.rewards, dtype=np.float64)
-    metrics = {
-        "reward/mean": float(rewards.mean()) if len(rewards) else float("nan"),
-        "reward/std": float(rewards.std()) if len(rewards) else float("nan"),
-        "samples/scored": float(len(rewards)),
+    metrics = row_metrics(IterationRow.of(report)) | {
         "samples/failed": float(len(report.scores) - len(rewards)),
-        "samples/per_second": len(rewards) / report.seconds,
-        "iteration/seconds": report.seconds,
         "update/skipped": float(report.skipped_updates),
         "update/pairs_trained": float(report.trained),
         "update/pairs_excluded": float(sum(report.excluded.values())),
@@ -71,6 +82,24 @@ def iteration_metrics(report: IterationReport) -> dict[str, float]:
     if len(rewards):
         for q in (5, 25, 50, 75, 95):
             metrics[f"reward/p{q:02d}"] = float(np.percentile(rewards, q))
-    metrics |= {f"train/{name}": value for name, value in report.metrics.items()}
-    metrics |= {f"utilisation/{name.replace(' ', '_')}": share for name, share in report.busy.items()}
-    return metrics
+    return metrics | {f"train/{name}": value for name, value in report.metrics.items()}
+
+
+def row_metrics(row: IterationRow) -> dict[str, float]:
+    """The part of it that the history keeps."""
+    metrics = {
+        "samples/scored": float(row.samples),
+        "samples/per_second": row.samples / row.seconds,
+        "iteration/seconds": row.seconds,
+    }
+    if row.samples:
+        metrics |= {"reward/mean": row.reward_mean, "reward/std": row.reward_std}
+    return metrics | {f"utilisation/{name.replace(' ', '_')}": share for name, share in row.busy.items()}
+
+
+def evaluation_metrics(rewards: Sequence[float]) -> dict[str, float]:
+    """What MLflow shows of one evaluation; nothing if no sample was scored."""
+    if not rewards:
+        return {}
+    low, high = mean_interval(rewards)
+    return {"eval/reward_mean": float(np.mean(rewards)), "eval/reward_low": low, "eval/reward_high": high}

@@ -17,6 +17,7 @@ from distributed.comm import CommClosedError
 from distributed.protocol import to_serialize
 from distributed.utils import offload
 
+from digenrl.algorithms.streaming import Closings
 from digenrl.scheduling.messages import AccumulatorRef
 from digenrl.scheduling.units import TrainUnit
 from workers import process
@@ -73,16 +74,21 @@ async def pull(epoch: str, ref: HeldRef, source: str, expected_hash: str, dask_w
 
 
 async def merge(
-    epoch: str, ref: AccumulatorRef, source: str, expected: frozenset[TrainUnit], dask_worker: Worker
+    epoch: str,
+    ref: AccumulatorRef,
+    source: str,
+    expected: frozenset[TrainUnit],
+    closings: Closings,
+    dask_worker: Worker,
 ) -> None:
-    """Fetch an accumulator from `source` and add it to this worker's, whole or not at all.
+    """Fetch an accumulator from `source`, fold its closed groups and add it to this worker's, whole or not at all.
 
     Raises:
         OSError: as `pull`.
         ValueError: it does not hold exactly `expected`.
     """
     parcel = await _fetch(epoch, ref, source, dask_worker)
-    await offload(process.current(epoch).merge, ref.theta, parcel.meta, parcel.tensors(), expected)
+    await offload(process.current(epoch).merge, ref.theta, parcel.meta, parcel.tensors(), expected, closings)
 
 
 async def _fetch(epoch: str, ref: HeldRef, source: str, dask_worker: Worker) -> Parcel:

@@ -7,6 +7,7 @@ exchange pickled objects or numbers. What is missing is named within seconds ins
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import Any
 
 from distributed import Client
@@ -32,7 +33,7 @@ async def check_cluster(client: Client, lanes: int) -> None:
         ClusterError: no workers, or a process without DigenRL, or with another Python, torch, dask or DigenRL.
     """
     address = client.scheduler.address
-    workers = list(client.scheduler_info()["workers"])
+    workers = list(await client.nthreads())
     if not workers:
         raise ClusterError(
             f"cluster.address={address}: the Dask scheduler there has no workers; start one with "
@@ -57,11 +58,13 @@ async def _ask(question: Any) -> Any:
 
 
 def _compare(who: str, found: Environment | BaseException, here: Environment) -> None:
-    if isinstance(found, ModuleNotFoundError):
-        raise ClusterError(
-            f"{who} has no module {found.name}: start it in an environment that has digenrl {here.versions['digenrl']}"
-        )
     if isinstance(found, BaseException):
+        # Dask wraps what goes wrong while a question is unpickled.
+        if missing := re.search(r"No module named '?([\w.]+)", str(found)):
+            raise ClusterError(
+                f"{who} has no module {missing[1]}: start it in an environment that has digenrl "
+                f"{here.versions['digenrl']}"
+            )
         raise ClusterError(f"{who} cannot run DigenRL: {type(found).__name__}: {found}")
     if found.python != here.python:
         raise ClusterError(f"{who} runs Python {found.python}, this process {here.python}: use the same minor version")

@@ -5,6 +5,7 @@ async with open_cluster(config) as client: ...
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import os
 from collections.abc import AsyncIterator
@@ -73,9 +74,13 @@ async def _local_cluster(config: ClusterConfig) -> AsyncIterator[Client]:
 
 @contextlib.asynccontextmanager
 async def _remote_cluster(address: str) -> AsyncIterator[Client]:
+    client = Client(address, asynchronous=True, timeout=CONNECT_S)
     try:
-        client = await Client(address, asynchronous=True, timeout=CONNECT_S)
-    except (OSError, ValueError) as error:
+        async with asyncio.timeout(CONNECT_S + 1):  # something else may listen there and never answer
+            await client
+    except (OSError, ValueError, TimeoutError) as error:
+        with contextlib.suppress(TimeoutError):
+            await asyncio.wait_for(client.close(), 1)
         raise ClusterError(
             f"cluster.address={address}: no Dask scheduler answers there within {CONNECT_S:.0f} s ({error}); "
             "start one with 'dask scheduler', or use cluster.address=local"

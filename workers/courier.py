@@ -150,7 +150,7 @@ class Courier:
         ref, lead = m.AccumulatorRef(command.theta, source), command.lead
         try:
             address = self._living_address(source)
-            await self._on(lead, calls.merge, ref, address, command.contributions[source])
+            await self._on(lead, calls.merge, ref, address, command.contributions[source], command.closings)
         except OSError as error:
             self._answer(lead, m.TransferFailed(ref, lead, str(error)))
         else:

@@ -12,6 +12,7 @@ import multiprocessing.forkserver
 import os
 import signal
 import sys
+import threading
 from collections.abc import Mapping
 
 #: Value of distributed.worker.multiprocessing-method.
@@ -39,15 +40,18 @@ def start(environment: Mapping[str, str]) -> None:
     """
     if METHOD != "forkserver":
         return
-    multiprocessing.set_forkserver_preload(["workers.preload"])
+    main_thread = threading.current_thread() is threading.main_thread()
+    multiprocessing.set_forkserver_preload([*(["workers.leash"] if main_thread else []), "workers.preload"])
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
-    # Inherited: until workers.preload has been imported, a Ctrl-C would end the server with a traceback.
-    blocked = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT})
+    # Inherited: until workers.preload has been imported, a Ctrl-C would end the server with a traceback. Blocking the
+    # signal would not do: multiprocessing unblocks it on the way.
+    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if main_thread else None
     try:
         multiprocessing.forkserver.ensure_running()
     finally:
-        signal.pthread_sigmask(signal.SIG_SETMASK, blocked)
+        if main_thread:
+            signal.signal(signal.SIGINT, handler)
         for name, value in before.items():
             if value is None:
                 del os.environ[name]

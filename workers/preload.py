@@ -9,8 +9,10 @@ from __future__ import annotations
 import os
 import signal
 from importlib import import_module
+from typing import TYPE_CHECKING
 
-from distributed import Worker
+if TYPE_CHECKING:
+    from distributed import Worker
 
 WORKER_LOG = "DIGENRL_WORKER_LOG"
 

@@ -14,8 +14,9 @@ from dataclasses import replace
 from typing import Any
 
 from digenrl import runspec
-from digenrl.algorithms.accumulate import Accumulator, AccumulatorState, NonFiniteGradient
+from digenrl.algorithms.accumulate import NonFiniteGradient
 from digenrl.algorithms.optimizer import OptimizerState, adamw_step
+from digenrl.algorithms.streaming import Closings, UpdateAccumulator, UpdateState
 from digenrl.identity import MicroBatchId
 from digenrl.models.base import Embeddings
 from digenrl.models.embeddings import EmbeddingCache
@@ -38,7 +39,7 @@ from digenrl.scheduling.messages import (
 )
 from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, UpdateUnit
 from digenrl.scoring import score_micro_batch
-from digenrl.training import Contribution, train_unit
+from digenrl.training import Contribution, StreamedContribution, stream_unit, train_unit
 from workers.held import (
     FinishedRollout,
     HeldRef,
@@ -78,7 +79,7 @@ class Replica:
         self._optimizers: dict[int, OptimizerState] = {}
         self._rollouts: dict[MicroBatchId, RolloutState] = {}
         self._finished: dict[MicroBatchId, FinishedRollout] = {}
-        self._accumulators: dict[int, Accumulator[TrainUnit]] = {}
+        self._accumulators: dict[int, UpdateAccumulator[TrainUnit]] = {}
         self._receipts: dict[tuple[Unit, int], Receipt] = {}
         self._dropping = threading.Lock()
         self._dropped = 0
@@ -102,7 +103,7 @@ class Replica:
                 receipt = self._train(run.unit, run, assignment.prompts)
             case UpdateUnit():
                 assert assignment.learning_rate is not None
-                receipt = self._update(run.unit, assignment.learning_rate)
+                receipt = self._update(run.unit, run, assignment.learning_rate)
         receipt = replace(receipt, started_at=started_at, seconds=time.perf_counter() - began)
         self._receipts[(run.unit, run.theta)] = receipt
         return receipt
@@ -131,14 +132,51 @@ class Replica:
 
     def _train(self, unit: TrainUnit, run: Run, prompts: tuple[PromptRecord, ...]) -> Receipt:
         assert run.old_theta is not None
+        accumulator = self._accumulator(run.theta + 1)
+        accumulator.close(run.closings)
+        if run.rewards:
+            return self._stream(unit, run, prompts, accumulator)
         try:
             contribution = self._contribution(unit, run, run.old_theta, prompts)
         except NonFiniteGradient as error:
             logger.warning("%s: %s; the update will be skipped", unit.label, error)
-            self._accumulator(run.theta + 1).spoil(unit)
+            accumulator.spoil(unit)
             return _receipt(Trained((unit,)))
-        self._accumulator(run.theta + 1).add(unit, contribution.gradient)
+        accumulator.add(unit, contribution.gradient)
         return replace(_receipt(Trained((unit,))), training=contribution.metrics)
+
+    def _stream(
+        self,
+        unit: TrainUnit,
+        run: Run,
+        prompts: tuple[PromptRecord, ...],
+        accumulator: UpdateAccumulator[TrainUnit],
+    ) -> Receipt:
+        """Train before the group is complete: its advantages are put in when it is."""
+        group = self.shape.group_of(unit.micro_batch)
+        try:
+            contribution = self._streamed(unit, run, prompts)
+        except NonFiniteGradient as error:
+            logger.warning("%s: %s; the update will be skipped if its group takes part", unit.label, error)
+            accumulator.spoil_open(group, unit, run.baseline, final=self.config.algorithm.kl_beta > 0)
+            return _receipt(Trained((unit,)))
+        assert contribution.gradient is not None
+        accumulator.add_open(group, unit, contribution.gradient)
+        return replace(_receipt(Trained((unit,))), training=contribution.metrics)
+
+    def _streamed(self, unit: TrainUnit, run: Run, prompts: tuple[PromptRecord, ...]) -> StreamedContribution:
+        return stream_unit(
+            self.policy,
+            self._finished[unit.micro_batch].trajectory,
+            self._encode(prompts),
+            unit.steps,
+            run.rewards,
+            baseline=run.baseline,
+            current=NumberedAdapter(run.theta, self._adapters[run.theta]),
+            algorithm=self.config.algorithm,
+            guidance_scale=self.config.model.guidance_scale,
+            normaliser=runspec.normaliser(self.config),
+        )
 
     def _contribution(
         self, unit: TrainUnit, run: Run, old_theta: int, prompts: tuple[PromptRecord, ...]
@@ -157,10 +195,11 @@ class Replica:
             staleness=self.shape.staleness(unit.micro_batch),
         )
 
-    def _update(self, unit: UpdateUnit, learning_rate: float) -> Receipt:
+    def _update(self, unit: UpdateUnit, run: Run, learning_rate: float) -> Receipt:
         before = unit.theta - 1
         accumulator = self._accumulator(unit.theta)
-        if not accumulator.keys:
+        accumulator.close(run.closings)
+        if not accumulator.effective:
             # Every sample of the update is excluded. A step on a zero gradient would still decay the weights.
             self._adapters[unit.theta] = self._adapters[before]
             self._optimizers[unit.theta] = self._optimizers[before]
@@ -181,9 +220,9 @@ class Replica:
     def _encode(self, prompts: tuple[PromptRecord, ...]) -> Embeddings:
         return self._embeddings.encode([prompt.text for prompt in prompts])
 
-    def _accumulator(self, theta: int) -> Accumulator[TrainUnit]:
+    def _accumulator(self, theta: int) -> UpdateAccumulator[TrainUnit]:
         if theta not in self._accumulators:
-            self._accumulators[theta] = Accumulator(self.policy.trainable())
+            self._accumulators[theta] = UpdateAccumulator(self.policy.trainable())
         return self._accumulators[theta]
 
     # --- what travels ---
@@ -216,8 +255,7 @@ class Replica:
             case TrajectoryRef():
                 return pack_rollout(self._finished[ref.micro_batch])
             case AccumulatorRef():
-                state = self._accumulators[ref.theta].state()
-                return state.keys, state.sums
+                return self._accumulators[ref.theta].state()
             case AdapterRef():
                 return None, self._adapters[ref.theta]
             case TrainerStateRef():
@@ -241,13 +279,21 @@ class Replica:
                 self._adapters[ref.theta] = self._checked(ref.theta, adapter, expected_hash)
                 self._optimizers[ref.theta] = OptimizerState.from_tensors(optimizer)
 
-    def merge(self, theta: int, keys: frozenset[TrainUnit], sums: Tensors, expected: frozenset[TrainUnit]) -> None:
-        """Add another worker's accumulator to this one's, whole or not at all.
+    def merge(
+        self,
+        theta: int,
+        state: UpdateState[TrainUnit],
+        tensors: Tensors,
+        expected: frozenset[TrainUnit],
+        closings: Closings,
+    ) -> None:
+        """Add another worker's accumulator to this one's, whole or not at all, its closed groups folded.
 
         Raises:
             ValueError: it does not hold exactly `expected`.
         """
-        other = Accumulator.from_state(AccumulatorState(sums, keys), device=self.policy.device)
+        other = UpdateAccumulator.from_state(state, tensors, device=self.policy.device)
+        other.close(closings)
         self._accumulator(theta).merge(other, expected)
 
     def drop(self, drops: Drops) -> None:

@@ -9,8 +9,8 @@ the result does not depend on the order in which samples arrived.
 A sample whose reward failed is absent, never 0. A group with fewer than two samples left, or whose rewards are all
 equal up to a tolerance, says nothing about which sample was better: its advantages are 0 and it is named, so that
 callers can leave its policy term out. Dividing its rounding errors by eps would make noise of order one of them.
-A reward that differs from its group's mean by rounding alone has advantage exactly 0: a gradient of 1e-16 of the others'
-would not fit into a float64 sum of them, and the sum would depend on the order again.
+A reward that differs from its group's mean by rounding alone has advantage exactly 0: a gradient of 1e-16 of the
+others' would not fit into a float64 sum of them, and the sum would depend on the order again.
 
 Source: Flow-GRPO (arXiv 2505.05470), per-prompt statistics.
 """
@@ -134,11 +134,6 @@ def advantage_matrix(
         std = column_std if global_std else own.std(axis=0)
         advantages[rows] = (own - own.mean(axis=0)) / (std + eps)
     return advantages
-
-
-def mean_reward(rewards: Iterable[float]) -> float:
-    """Mean, rounded once; 0 of nothing. Of an iteration's rewards it is the baseline of the next one's streaming."""
-    return _mean_std(list(rewards))[0]
 
 
 def _mean_std(rewards: Sequence[float]) -> tuple[float, float]:

@@ -2,12 +2,11 @@
 
     StreamedGradient    what one train unit yields while its group is open
     UpdateAccumulator   one update's gradient on one worker: what is final, and the sums of open groups
-    clip_cannot_bind    when the deferred gradient is the ordinary one
 
 Where the ratio is identically 1, the policy gradient of a group is linear in its advantages A_i = (r_i - mean) / scale:
 
-    - sum_i A_i h_i  =  - (S1 - (mean - b) S0) / scale        h_i = grad rho_i = grad log p_i, over all trained timesteps
-    S0 = sum_i h_i    S1 = sum_i (r_i - b) h_i
+    - sum_i A_i h_i  =  - (S1 - (mean - b) S0) / scale        h_i = grad rho_i = grad log p_i
+    S0 = sum_i h_i    S1 = sum_i (r_i - b) h_i                over all samples i and trained timesteps
 
 so S0 and S1 can be summed while rewards are missing. The baseline b is any constant fixed before the group begins; it
 cancels exactly, but rounding grows with |mean - b| / scale, so it should be near the mean. Everything that does not
@@ -17,13 +16,13 @@ never divided by a scale that is all epsilon.
 h is noted as divided by the nominal size of the update, as ordinary contributions are. Sums are float64 on the CPU and
 are folded in float64 everywhere.
 
-Not valid, and refused where a run is configured: an advantage clip that can bind, advantages that are not affine in the
-reward with coefficients common to the group, a ratio that can leave the clip range.
+Not valid, and refused where a run is configured: an advantage clip that can bind (with the group's own population
+standard deviation |A| <= sqrt(G - 1), reached by one sample against G - 1 equal ones), advantages that are not affine
+in the reward with coefficients common to the group, a ratio that can leave the clip range.
 """
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Hashable, Mapping
 from dataclasses import dataclass
 from typing import Generic, TypeVar
@@ -38,14 +37,6 @@ K = TypeVar("K", bound=Hashable)
 
 #: By group: what closes it, None if its rewards are all equal.
 Closings = Mapping[int, GroupStatistics | None]
-
-
-def clip_cannot_bind(group_size: int, adv_clip_max: float) -> bool:
-    """Whether |A| <= adv_clip_max for any rewards, with the group's own population standard deviation.
-
-    One sample of G against G - 1 equal ones has the largest |A|, sqrt(G - 1). Missing samples make it smaller.
-    """
-    return math.sqrt(group_size - 1) <= adv_clip_max
 
 
 @dataclass(frozen=True, eq=False)
@@ -257,9 +248,7 @@ class _OpenGroup(Generic[K]):
         """- (S1 - (mean - b) S0) / scale, float64."""
         plain, weighted = self.plain.state().sums, self.weighted.state().sums
         shift = statistics.mean - self.baseline
-        return {
-            name: -(weighted[name].double() - shift * plain[name].double()) / statistics.scale for name in plain
-        }
+        return {name: -(weighted[name].double() - shift * plain[name].double()) / statistics.scale for name in plain}
 
 
 def _named(prefix: str, accumulator: Accumulator[K]) -> dict[str, Tensor]:

@@ -6,13 +6,14 @@ missing reward is never 0: 0 is a value.
     PromptRecord          one prompt and what rewards need to know of it
     Scored, Failed        a value, or why there is none
     Reward                the protocol
+    mean_reward           of the values there are
     score_of, frames_of   for those who implement it
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
 
@@ -74,6 +75,12 @@ class Reward(Protocol):
         Returns:
             B results, in the same order.
         """
+
+
+def mean_reward(scores: Iterable[Score]) -> float:
+    """Mean of the values there are, whatever their order; 0 if there are none."""
+    values = [score.value for score in scores if isinstance(score, Scored)]
+    return math.fsum(values) / len(values) if values else 0.0
 
 
 def score_of(name: str, value: float) -> Score:

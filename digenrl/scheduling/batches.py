@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, field
 
 from digenrl.identity import MicroBatchId, SampleId
-from digenrl.rewards.base import Score
+from digenrl.rewards.base import Score, Scored
 from digenrl.scheduling.shape import RunShape
 from digenrl.scheduling.units import RolloutUnit, TrainUnit
 
@@ -72,6 +73,32 @@ class Batch:
             rollout=shape.rollout_units(micro_batch),
             open=dict.fromkeys(shape.train_units(micro_batch)) if training else {},
         )
+
+    @property
+    def on_policy(self) -> bool:
+        """Whether it is trained from the adapter that generated it: its ratio is identically 1."""
+        return self.update == self.theta + 1
+
+    @property
+    def rewards(self) -> dict[SampleId, float]:
+        """Rewards of the samples that are scored and have one."""
+        scores = self.scores or {}
+        return {s: score.value for s in self.samples if isinstance(score := scores.get(s), Scored)}
+
+    @property
+    def closed(self) -> bool:
+        """Whether its advantages are known."""
+        return self.advantages is not None
+
+    @property
+    def silent(self) -> bool:
+        """Whether it is known that none of its samples takes part."""
+        return self.closed and not self.advantages
+
+    @property
+    def taking_part(self) -> Collection[SampleId]:
+        """Samples that take part in training, as far as is known."""
+        return self.rewards if self.advantages is None else self.advantages
 
     @property
     def needed(self) -> bool:

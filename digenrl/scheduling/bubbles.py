@@ -18,9 +18,10 @@ stay, ends. An instant t in it has the first cause of this list that applies:
     samples         X's trajectory is known not to have arrived here at t
     orchestration   none of these: X could have run. Role switch, gathering, dispatch, or the scheduler's choice
 
-X's groups are the group of its micro-batch; for an update all groups of that optimiser step. A sample counts as
-generated when the last rollout unit that ended at or before b ended, so one that was lost and made again counts when
-it was made again; scores are never lost, so the first one counts.
+X's groups are the group of its micro-batch; for an update all groups of that optimiser step. A train unit that began
+before its group was scored was streamed: it waited for its own micro-batch only. A sample counts as generated when the
+last rollout unit that ended at or before b ended, so one that was lost and made again counts when it was made again;
+scores are never lost, so the first one counts.
 
 So idle intervals are cut at a few instants and nothing is counted twice: for each lane, busy time and bubbles add up
 to the time the worker was there. Spans of one lane that overlap (clocks of different machines) count once.
@@ -227,7 +228,12 @@ class _History:
                 return [(max(self._generation(micro_batch, b), here), "samples")]
             case TrainUnit(micro_batch, _):
                 group = self._shape.group_of(micro_batch)
-                causes = self._data(micro_batch.iteration, range(group, group + 1), b)
+                groups = range(group, group + 1)
+                if self._all_scored(micro_batch.iteration, groups) > after.start_s:
+                    own = self._scored.get(micro_batch, _ALWAYS)
+                    causes: list[tuple[float, Cause]] = [(self._generation(micro_batch, b), "samples"), (own, "reward")]
+                else:
+                    causes = self._data(micro_batch.iteration, groups, b)
                 causes.append((self._theta(after.theta, worker), "weights"))
                 return [*causes, (self._facts.arrived.get((micro_batch, worker), _ALWAYS), "samples")]
             case UpdateUnit(theta):

@@ -34,6 +34,7 @@ class Worker:
         device: units outstanding on the device lane, in order of dispatch.
         cpu: units outstanding on the cpu lane. A score unit waiting for its trajectory to arrive counts.
         rolling: the trajectory it has begun and whose later units are not all dispatched.
+        since: when the first of the units on the device was begun.
     """
 
     name: str
@@ -45,6 +46,7 @@ class Worker:
     device: dict[Unit, None] = field(default_factory=dict)
     cpu: dict[Unit, None] = field(default_factory=dict)
     rolling: MicroBatchId | None = None
+    since: float = 0.0
 
     @property
     def load(self) -> int:
@@ -96,6 +98,8 @@ class Fleet:
         scorers: those with room on their cpu lane, by load.
         rollers: those whose role it is to roll out.
         idle_rollers: of these, those with nothing on their device.
+        trainers: those whose role it is to train.
+        idle_trainers: of these, those with nothing on their device, the longest idle first.
     """
 
     def __init__(self, queue_depth: int) -> None:
@@ -105,6 +109,8 @@ class Fleet:
         self.scorers = LoadIndex()
         self.rollers: set[str] = set()
         self.idle_rollers: set[str] = set()
+        self.trainers: set[str] = set()
+        self.idle_trainers: dict[str, None] = {}
         self._joined = 0
 
     def join(self, name: str, kind: str, capabilities: frozenset[Capability]) -> Worker:
@@ -119,8 +125,9 @@ class Fleet:
     def leave(self, name: str) -> Worker | None:
         """Remove a worker. Returns it, or None if it is not known (any more)."""
         self.scorers.remove(name)
-        self.rollers.discard(name)
-        self.idle_rollers.discard(name)
+        for names in (self.rollers, self.idle_rollers, self.trainers):
+            names.discard(name)
+        self.idle_trainers.pop(name, None)
         return self.workers.pop(name, None)
 
     def assign(self, roles: dict[str, frozenset[Role]]) -> list[str]:
@@ -130,6 +137,10 @@ class Fleet:
             self.workers[name].roles = roles[name]
         self.rollers = {name for name, worker in self.workers.items() if "rollout" in worker.roles}
         self.idle_rollers = {name for name in self.rollers if not self.workers[name].device}
+        self.trainers = {name for name, worker in self.workers.items() if "train" in worker.roles}
+        self.idle_trainers = {
+            name: None for name, worker in self.workers.items() if name in self.trainers and not worker.device
+        }
         return changed
 
     def drain(self, worker: Worker) -> None:
@@ -169,8 +180,12 @@ class Fleet:
     def _index(self, worker: Worker) -> None:
         if worker.device:
             self.idle_rollers.discard(worker.name)
-        elif worker.name in self.rollers:
-            self.idle_rollers.add(worker.name)
+            self.idle_trainers.pop(worker.name, None)
+        else:
+            if worker.name in self.rollers:
+                self.idle_rollers.add(worker.name)
+            if worker.name in self.trainers:
+                self.idle_trainers[worker.name] = None
         if "score" not in worker.capabilities:
             return
         if worker.draining or len(worker.cpu) >= self.queue_depth:

@@ -155,6 +155,12 @@ class Ledger:
         self._contributor[unit] = worker
         self._accumulators.setdefault(worker, {})[unit] = contribution
 
+    def void(self, unit: TrainUnit) -> None:
+        """None of the unit's samples takes part after all. Its accumulator still has it, as nothing."""
+        worker = self._contributor.get(unit)
+        if worker is not None:
+            self._accumulators[worker][unit] = Contribution(frozenset(), {})
+
     def contributors(self) -> list[str]:
         """Workers whose own units are counted, whether they are still there or not."""
         return list(self._accumulators)

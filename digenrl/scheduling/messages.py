@@ -11,11 +11,14 @@ uses and advances once an iteration: version v is theta v * updates_per_iteratio
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from digenrl.identity import MicroBatchId, SampleId
 from digenrl.rewards.base import Score
 from digenrl.scheduling.units import TrainUnit, Unit
+
+if TYPE_CHECKING:
+    from digenrl.algorithms.advantages import GroupStatistics
 
 Capability = Literal["rollout", "train", "score"]
 
@@ -23,14 +26,14 @@ Capability = Literal["rollout", "train", "score"]
 # --- things that live on workers and are moved or dropped ---
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class TrajectoryRef:
     """A finished rollout: trajectory and decoded images of one micro-batch."""
 
     micro_batch: MicroBatchId
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class AccumulatorRef:
     """The gradient contributions to the step that makes `theta`, as accumulated by `worker`."""
 
@@ -38,7 +41,7 @@ class AccumulatorRef:
     worker: str
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class AdapterRef:
     """The adapter weights numbered `theta`."""
 
@@ -51,19 +54,19 @@ Ref = TrajectoryRef | AccumulatorRef | AdapterRef
 # --- outcomes ---
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RolloutDone:
     """Steps of a rollout finished; the state stays on the worker."""
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class ScoresDone:
     """Result per sample of a scored micro-batch."""
 
     scores: dict[SampleId, Score]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Trained:
     """A contribution was added to the worker's accumulator.
 
@@ -76,7 +79,7 @@ class Trained:
     excluded: dict[tuple[SampleId, int], str] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Updated:
     """The optimiser step was taken, or skipped because the gradient was not finite (weights unchanged)."""
 
@@ -90,7 +93,7 @@ Outcome = RolloutDone | ScoresDone | Trained | Updated
 # --- events ---
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class WorkerJoined:
     """A worker is ready for units. `kind` is its type (GPU model, "cpu"); rates are kept per kind."""
 
@@ -99,21 +102,21 @@ class WorkerJoined:
     capabilities: frozenset[Capability]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class WorkerDraining:
     """The worker will leave: give it no new work, let it finish and hand over what it holds."""
 
     worker: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class WorkerLost:
     """The process is gone, and all it held."""
 
     worker: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class UnitFinished:
     """A unit ran to its end in `seconds` of worker time."""
 
@@ -123,7 +126,7 @@ class UnitFinished:
     outcome: Outcome
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class UnitFailed:
     """A unit raised. `reason` is the worker's message."""
 
@@ -132,7 +135,7 @@ class UnitFailed:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class VersionInstalled:
     """The worker holds adapter `theta`, hash-checked."""
 
@@ -140,7 +143,7 @@ class VersionInstalled:
     theta: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Transferred:
     """`ref` now also lives on `target` (an accumulator: was merged whole into the target's)."""
 
@@ -148,7 +151,7 @@ class Transferred:
     target: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class TransferFailed:
     """The copy did not arrive, e.g. because the source died. The target holds nothing of it."""
 
@@ -157,14 +160,14 @@ class TransferFailed:
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Committed:
     """Adapter and optimiser state of `theta` exist on a standby trainer or in durable storage."""
 
     theta: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Tick:
     """Time passed. Lets deadlines act."""
 
@@ -186,7 +189,7 @@ Event = (
 # --- commands ---
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Run:
     """Run `unit` on `worker`.
 
@@ -194,6 +197,11 @@ class Run:
         theta: the adapter a rollout uses, or the one a train unit differentiates.
         priority: higher runs first among the units queued on one lane.
         advantages: train units: the advantage of each sample that takes part; samples not named are left out.
+        rewards: train units of a group that is not complete, instead of advantages: the reward of each sample that
+            takes part. The gradient goes into the group's own sums.
+        baseline: what is subtracted from these rewards; the same for all units of an update.
+        closings: train and update units: groups to fold into the update's gradient before the unit runs, with their
+            statistics; None: drop their sums. An update unit names all that were open, and maybe others.
         old_theta: train units: adapter that generated the samples. Equal to `theta` means ratio identically 1.
         depends_on: units of the same worker that must end first (they are queued before this one).
     """
@@ -205,9 +213,12 @@ class Run:
     advantages: dict[SampleId, float] = field(default_factory=dict)
     old_theta: int | None = None
     depends_on: tuple[Unit, ...] = ()
+    rewards: dict[SampleId, float] = field(default_factory=dict)
+    baseline: float = 0.0
+    closings: dict[int, GroupStatistics | None] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Cancel:
     """Withdraw a queued unit. If it already runs it ends and its outcome is dropped."""
 
@@ -215,7 +226,7 @@ class Cancel:
     worker: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Install:
     """Bring adapter `theta` to `worker` from `source` (None: from the driver's committed copy).
 
@@ -228,7 +239,7 @@ class Install:
     with_optimizer: bool = False
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Transfer:
     """Copy `ref` from `source` to `target`, peer to peer."""
 
@@ -237,21 +248,22 @@ class Transfer:
     target: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Reduce:
     """Merge the accumulators of `sources` for the step that makes `theta` into the lead's own.
 
     Answered by one Transferred(AccumulatorRef) or TransferFailed per source. `contributions` is, per source, what its
-    accumulator must hold; a different set is refused whole.
+    accumulator must hold; a different set is refused whole. `closings` are groups to be folded on arrival, as in Run.
     """
 
     theta: int
     lead: str
     sources: tuple[str, ...]
     contributions: dict[str, frozenset[TrainUnit]]
+    closings: dict[int, GroupStatistics | None] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Commit:
     """Copy adapter and optimiser state `theta` from `lead` to `standby` (None: to the driver); Committed answers."""
 
@@ -260,7 +272,7 @@ class Commit:
     standby: str | None
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Publish:
     """`version` (= adapter `theta`) is committed and is what rollouts use from now on."""
 
@@ -269,7 +281,7 @@ class Publish:
     lead: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Drop:
     """Forget `ref` on `worker`."""
 
@@ -277,7 +289,7 @@ class Drop:
     worker: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class CloseIteration:
     """Everything of `iteration` is trained, committed and published.
 
@@ -293,14 +305,14 @@ class CloseIteration:
     skipped_updates: int
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class FailRun:
     """The run cannot go on; `reason` is a sentence for the person."""
 
     reason: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class EvaluationDone:
     """All evaluation micro-batches of `version` are scored."""
 
@@ -308,7 +320,7 @@ class EvaluationDone:
     scores: dict[SampleId, Score]
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class Finished:
     """No work is left."""
 

@@ -14,9 +14,10 @@ from digenrl.scheduling.evaluation import Evaluations
 from digenrl.scheduling.fleet import Worker
 from digenrl.scheduling.messages import Cancel, RolloutDone, ScoresDone, Trained, TrajectoryRef, UnitFinished
 from digenrl.scheduling.rollouts import Rollouts
-from digenrl.scheduling.scopes import Scopes
+from digenrl.scheduling.scopes import Closed, Scopes
 from digenrl.scheduling.scoring import Scoring
 from digenrl.scheduling.state import RunOver, State, copying
+from digenrl.scheduling.streams import Streams
 from digenrl.scheduling.training import Training
 from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit
 from digenrl.scheduling.updates import Updates
@@ -34,6 +35,7 @@ class Pipeline:
         training: Training,
         updates: Updates,
         evaluations: Evaluations,
+        streams: Streams,
         *,
         max_failed_share: float,
     ) -> None:
@@ -44,6 +46,7 @@ class Pipeline:
         self._training = training
         self._updates = updates
         self._evaluations = evaluations
+        self._streams = streams
         self._max_failed_share = max_failed_share
         self._to_generate = 0
 
@@ -127,7 +130,7 @@ class Pipeline:
             case ScoreUnit():
                 self._scoring.release(batch)
             case TrainUnit():
-                self._training.redo(batch, unit)
+                self._updates.redo(batch, unit)
                 self._training.unassign(batch)
         self.tend(batch)
 
@@ -155,15 +158,23 @@ class Pipeline:
             self._evaluations.scored(batch)
             self._state.release(batch)
             return
-        closed, excluded = self._scopes.scored(batch)
+        closed = self._scopes.scored(batch)
         self._check_failed_share(batch.id.iteration)
-        steps = self._state.shape.trained_steps(batch.id.iteration)
-        for sample, reason in excluded.items():
-            self._updates.accounts[batch.id.iteration].exclude([(sample, step) for step in steps], reason)
-        for member in closed:
+        if closed is None:
+            self.tend(batch)
+        else:
+            self._close(closed, batch.id.iteration)
+
+    def _close(self, closed: Closed, iteration: int) -> None:
+        steps = self._state.shape.trained_steps(iteration)
+        for sample, reason in closed.excluded.items():
+            self._updates.accounts[iteration].exclude([(sample, step) for step in steps], reason)
+        for member in closed.members:
             if not member.advantages:
                 self._training.leave_out(member)
             self._updates.close(member)
+            self._streams.close(member, closed.statistics)
+        for member in closed.members:
             self.tend(member)
 
     def _check_failed_share(self, iteration: int) -> None:
@@ -226,7 +237,7 @@ class Pipeline:
             if batch.trainer == name:
                 self._training.unassign(batch)
             for unit in [unit for unit, trainer in batch.running.items() if trainer == name]:
-                self._training.redo(batch, unit)
+                self._updates.redo(batch, unit)
             batch.copying.pop(name, None)
         self._training.lost(name)
 

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass
+from functools import cache
 from typing import TYPE_CHECKING, Literal, Protocol
 
 if TYPE_CHECKING:
@@ -74,14 +75,7 @@ class Disaggregated:
 
     def takes(self, worker: Worker, stage: Stage) -> frozenset[Kind]:
         """See Layout."""
-        kinds: set[Kind] = set()
-        if "train" in worker.roles:
-            kinds.add("train")
-        if "rollout" in worker.roles:
-            kinds.add("rollout")
-        if "rollout" in worker.capabilities:
-            kinds.add("evaluate")
-        return frozenset(kinds)
+        return _takes(worker.roles, "rollout" in worker.capabilities, helps=False)
 
 
 @dataclass(frozen=True)
@@ -95,8 +89,17 @@ class Digenrl(Disaggregated):
 
     def takes(self, worker: Worker, stage: Stage) -> frozenset[Kind]:
         """See Layout."""
-        kinds = super().takes(worker, stage)
-        return kinds | {"rollout"} if "rollout" in worker.capabilities else kinds
+        return _takes(worker.roles, "rollout" in worker.capabilities, helps=True)
+
+
+@cache
+def _takes(roles: frozenset[Role], can_roll: bool, helps: bool) -> frozenset[Kind]:
+    kinds: set[Kind] = {"train"} if "train" in roles else set()
+    if "rollout" in roles or (helps and can_roll):
+        kinds.add("rollout")
+    if can_roll:
+        kinds.add("evaluate")
+    return frozenset(kinds)
 
 
 @dataclass(frozen=True)

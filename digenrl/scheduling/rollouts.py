@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from heapq import heappop, heappush
-
 from digenrl.identity import MicroBatchId
 from digenrl.scheduling.batches import Batch
 from digenrl.scheduling.fleet import Worker
+from digenrl.scheduling.line import Line
 from digenrl.scheduling.messages import Cancel, TrajectoryRef
 from digenrl.scheduling.state import CONTINUE, State
 from digenrl.scheduling.units import RolloutUnit
@@ -21,17 +19,20 @@ class Rollouts:
     units of the one before are dispatched.
     """
 
-    def __init__(self, state: State) -> None:
+    def __init__(self, state: State, *, gap: bool) -> None:
+        """`gap`: spread each group over all workers; else one worker generates all of a group."""
         self._state = state
-        self._train: dict[int, list[MicroBatchId]] = defaultdict(list)  # by iteration
-        self._eval: list[MicroBatchId] = []
+        self._gap = gap
+        self._train: dict[int, Line] = {}  # by iteration
+        self._eval = Line()
+        self._reassigned = 0
 
     def queue(self, batch: Batch) -> None:
         """Wait for a worker that generates the micro-batch, unless one does already."""
         if batch.queued or batch.roller is not None:
             return
         batch.queued = True
-        heappush(self._train[batch.id.iteration] if batch.id.phase == "train" else self._eval, batch.id)
+        self._line(batch).add(batch.id)
         self._state.wake_all()
 
     def resume(self, worker: Worker) -> bool:
@@ -43,19 +44,31 @@ class Rollouts:
 
     def start(self, worker: Worker) -> bool:
         """Dispatch the first unit of the next trajectory, if one waits that this worker can generate."""
+        self._release_groups()
         for iteration in sorted(self._train):
-            queue = self._train[iteration]
-            if not queue:
-                del self._train[iteration]
-            elif worker.device and not self._may_queue_ahead(queue):
+            line = self._train[iteration]
+            if not line:
+                if iteration < self._state.version:
+                    del self._train[iteration]
+                continue
+            skip = self._better_left(line, worker) if self._state.foresight is not None else 0
+            if worker.device and (skip == len(line) or not self._may_queue_ahead(line, worker)):
                 return False
-            elif self._start(queue, worker):
+            if skip < len(line) and self._start(line, worker, skip):
                 return True
+            if skip:
+                self._state.declined.add(worker.name)
+                return False
         return False
 
     def evaluate(self, worker: Worker) -> bool:
         """Dispatch the next evaluation rollout. Only to an idle device: nothing may have to wait for two of them."""
-        return not worker.device and self._start(self._eval, worker)
+        return bool(self._eval) and not worker.device and self._start(self._eval, worker)
+
+    @property
+    def waiting(self) -> int:
+        """Micro-batches of the iteration in progress that nobody generates yet."""
+        return len(self._train.get(self._state.version, ()))
 
     def finished(self, batch: Batch, unit: RolloutUnit, worker: Worker) -> bool:
         """A unit ended. Returns whether the trajectory is complete."""
@@ -79,17 +92,51 @@ class Rollouts:
             self._state.wake(worker.name)
         batch.restart()
 
-    def _may_queue_ahead(self, queue: list[MicroBatchId]) -> bool:
+    def _line(self, batch: Batch) -> Line:
+        if batch.id.phase == "eval":
+            return self._eval
+        if batch.id.iteration not in self._train:
+            self._train[batch.id.iteration] = Line(None if self._gap else self._state.shape.group_of)
+        return self._train[batch.id.iteration]
+
+    def _release_groups(self) -> None:
+        """Groups that are bound to a worker which no longer rolls out are anybody's."""
+        state = self._state
+        if self._gap or self._reassigned == state.reassigned:
+            return
+        self._reassigned = state.reassigned
+        for line in self._train.values():
+            line.release(lambda name: name in state.fleet.rollers)
+        state.wake_all()
+
+    def _better_left(self, line: Line, worker: Worker) -> int:
+        """How many of those in line others would have generated before this worker had generated one.
+
+        Trainers that help are counted on only as long as this worker has something else to do.
+        """
+        state, workers = self._state, self._state.fleet.workers
+        head = state.batches.get(line.first(worker.name) or MicroBatchId("train", 0, 0))
+        if state.foresight is None or state.stuck or not self._gap or head is None or head.avoid:
+            return 0
+        holders = state.ledger.adapters(head.theta)
+        others = [workers[name] for name in state.fleet.rollers if name in holders]
+        if worker.device:
+            others += [w for w in state.trainers if "rollout" in state.layout.takes(w, state.stage)]
+        return state.foresight.outrun(worker, others, None, state.now, len(line))
+
+    def _may_queue_ahead(self, line: Line, worker: Worker) -> bool:
         """Whether a busy device gets a new trajectory already.
 
         Not while another one is idle, or soon will be: the micro-batches of a group are to spread over all of them, and
         the last ones of an iteration go to whoever is free first.
         """
         fleet = self._state.fleet
-        return len(fleet.rollers) == 1 or (not fleet.idle_rollers and len(queue) > len(fleet.rollers))
+        if len(fleet.rollers) == 1 or line.has_own(worker.name):
+            return True
+        return not fleet.idle_rollers and len(line) > len(fleet.rollers)
 
-    def _start(self, queue: list[MicroBatchId], worker: Worker) -> bool:
-        batch = self._pop(queue, worker)
+    def _start(self, line: Line, worker: Worker, skip: int = 0) -> bool:
+        batch = self._pop(line, worker, skip)
         if batch is None:
             return False
         batch.queued = False
@@ -97,28 +144,28 @@ class Rollouts:
         self._dispatch(batch, worker, self._state.urgency(batch))
         return True
 
-    def _pop(self, queue: list[MicroBatchId], worker: Worker) -> Batch | None:
-        """Take the first micro-batch that this worker holds the adapter for and has not failed before."""
+    def _pop(self, line: Line, worker: Worker, skip: int) -> Batch | None:
+        """Take the first micro-batch behind `skip` others that this worker has the adapter for and has not failed."""
         batches, ledger = self._state.batches, self._state.ledger
-        passed_over: list[MicroBatchId] = []
+        passed_over: list[Batch] = []
         found = None
-        while queue and found is None:
-            batch = batches.get(queue[0])
+        while found is None and (first := line.first(worker.name)) is not None:
+            batch = batches.get(first)
             if batch is None or not batch.needed or ledger.holders(batch.id):
                 # It was to be generated again, but that has become needless.
-                heappop(queue)
+                line.take(worker.name)
                 if batch is not None:
                     batch.queued = False
                 continue
             if worker.name not in ledger.adapters(batch.theta):
                 break
-            heappop(queue)
-            if worker.name in batch.avoid and self._others(batch):
-                passed_over.append(batch.id)
+            line.take(worker.name)
+            if len(passed_over) < skip or (worker.name in batch.avoid and self._others(batch)):
+                passed_over.append(batch)
             else:
                 found = batch
-        for micro_batch in passed_over:
-            heappush(queue, micro_batch)
+        for batch in passed_over:
+            line.add(batch.id, bound=not batch.avoid)
         return found
 
     def _others(self, batch: Batch) -> bool:

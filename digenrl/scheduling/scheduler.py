@@ -7,6 +7,7 @@ A micro-batch goes through these stages:
     rollouts.py    it is generated on one worker, step after step, under the version's adapter
     scoring.py     its samples are scored on some cpu lane; its trajectory travels to its trainer meanwhile
     scopes.py      when its std scope is scored, its advantages are known
+    streams.py     with streaming it may be trained before
     training.py    its train units run on its trainer, which holds the adapter of the step before
     updates.py     the contributions of an update are merged on the lead; it steps; the result is committed
     pipeline.py    connects these stages
@@ -45,16 +46,20 @@ from heapq import heapify, heappop, heappush
 from digenrl.scheduling import messages as m
 from digenrl.scheduling.adapters import Adapters
 from digenrl.scheduling.batches import Batch
+from digenrl.scheduling.costs import CostModel
 from digenrl.scheduling.evaluation import Evaluations
 from digenrl.scheduling.fleet import Worker
+from digenrl.scheduling.foresight import Foresight
 from digenrl.scheduling.pipeline import Pipeline
 from digenrl.scheduling.policies import Layout
 from digenrl.scheduling.progress import Progress, describe, measure
 from digenrl.scheduling.rollouts import Rollouts
 from digenrl.scheduling.scopes import AdvantageFn, Scopes, StdScope
 from digenrl.scheduling.scoring import Scoring
+from digenrl.scheduling.search import BubbleSearch
 from digenrl.scheduling.shape import RunShape
 from digenrl.scheduling.state import RunOver, State
+from digenrl.scheduling.streams import Streams
 from digenrl.scheduling.training import Training
 from digenrl.scheduling.units import UpdateUnit
 from digenrl.scheduling.updates import Updates
@@ -76,6 +81,11 @@ class Scheduler:
         max_failed_share: float = 0.5,
         max_bad_updates: int = 3,
         queue_depth: int = 2,
+        gap: bool = True,
+        costs: CostModel | None = None,
+        search: bool = False,
+        streaming: bool = False,
+        max_open_groups: int = 8,
     ) -> None:
         """Begins with no workers and the adapter of version `shape.start_iteration` on the driver.
 
@@ -90,7 +100,20 @@ class Scheduler:
             max_failed_share: share of an iteration's samples that may fail.
             max_bad_updates: optimiser steps that may be skipped for a non-finite gradient.
             queue_depth: units outstanding per lane.
+            gap: spread each group over all workers; else one worker generates all of a group.
+            costs: seconds of the units, by which the last units go to whoever ends them first. It learns from the
+                events; a model of nothing but a guess will do.
+            search: a trainer helps only if the iteration is predicted to end earlier; else whenever it can. Needs
+                `costs`.
+            streaming: train on scored samples before their group is complete, where that gives the same gradient
+                (streams.py). Needs `std_scope` group, and statistics from `advantages`.
+            max_open_groups: groups that are not complete of which a trainer may hold sums.
+
+        Raises:
+            ValueError: `streaming` with another `std_scope`.
         """
+        if streaming and std_scope != "group":
+            raise ValueError(f"std_scope={std_scope!r} cannot be combined with streaming; use 'group'")
         self._last = shape.iterations - 1
         self._over = False
         # The last iteration in the books, and its micro-batches that have to wait for its version.
@@ -104,12 +127,19 @@ class Scheduler:
             max_losses=max_losses,
             patience_s=patience_s,
         )
-        self._rollouts = Rollouts(state)
+        if search and costs is None:
+            raise ValueError("search=True needs `costs`: it predicts how long units will take")
+        self._search: BubbleSearch | None = None
+        if costs is not None:
+            state.foresight = Foresight(costs)
+            self._search = BubbleSearch(state, state.foresight, std_scope) if search else None
+        self._rollouts = Rollouts(state, gap=gap)
         self._scoring = Scoring(state)
         self._scopes = Scopes(shape, std_scope, advantages)
-        self._training = Training(state)
+        self._streams = Streams(state, enabled=streaming, max_open_groups=max_open_groups)
+        self._training = Training(state, self._streams)
         self._adapters = Adapters(state)
-        self._updates = Updates(state, self._adapters, self._training, max_bad_updates=max_bad_updates)
+        self._updates = Updates(state, self._adapters, self._training, self._streams, max_bad_updates=max_bad_updates)
         self._evaluations = Evaluations(state)
         self._pipeline = Pipeline(
             state,
@@ -119,6 +149,7 @@ class Scheduler:
             self._training,
             self._updates,
             self._evaluations,
+            self._streams,
             max_failed_share=max_failed_share,
         )
         self._begin()
@@ -137,6 +168,9 @@ class Scheduler:
         if self._over:
             return []
         self._state.now = now
+        self._state.stuck = False
+        if self._state.foresight is not None:
+            self._state.foresight.observe(event)
         try:
             self._note(event)
             self._fill()
@@ -187,6 +221,7 @@ class Scheduler:
             case m.WorkerLost():
                 self._on_lost(event)
             case m.Tick():
+                self._state.wake_declined()
                 if self._state.postponed:
                     self._try_again()
 
@@ -198,7 +233,7 @@ class Scheduler:
         worker = self._worker(event.worker)
         if worker is None:
             return
-        expected = self._state.fleet.take(event.unit, worker)
+        expected = self._state.take(event.unit, worker)
         self._state.wake(worker.name)
         if not isinstance(event.unit, UpdateUnit):
             self._pipeline.finished(event, worker, expected=expected)
@@ -208,7 +243,7 @@ class Scheduler:
 
     def _on_failed(self, event: m.UnitFailed) -> None:
         worker = self._worker(event.worker)
-        if worker is None or not self._state.fleet.take(event.unit, worker):
+        if worker is None or not self._state.take(event.unit, worker):
             return
         self._state.wake(worker.name)
         self._state.failed(event.unit.label, worker.name, event.reason)
@@ -246,6 +281,7 @@ class Scheduler:
         if state.postponed or not had_trainers:
             self._try_again()
         else:
+            state.wake(worker.name)
             # Nothing was waiting for a trainer, and what waits for a device or a cpu lane finds the new one by itself.
             for name in {worker.name: None, **changed}:
                 self._adapters.provide(state.fleet.workers[name])
@@ -272,6 +308,7 @@ class Scheduler:
 
     def _try_again(self) -> None:
         """See to everybody's needs afresh, also to what failed to move."""
+        self._state.wake_all()
         self._state.postponed.clear()
         self._updates.choose_lead()
         self._adapters.provide_all()
@@ -338,6 +375,7 @@ class Scheduler:
         iteration = state.version
         state.version += 1
         state.emit(m.Publish(state.version, state.theta, state.lead))
+        self._streams.begin(self._scopes.mean_reward(iteration))
         trained, excluded, skipped = self._updates.accounts.pop(iteration).close()
         state.emit(m.CloseIteration(iteration, trained, excluded, skipped))
         self._scopes.forget(iteration)
@@ -386,16 +424,24 @@ class Scheduler:
         if worker.draining:
             return self._rollouts.resume(worker)
         kinds = self._state.layout.takes(worker, self._state.stage)
-        if "train" in kinds and self._training.next(worker):
+        if "train" in kinds and (self._training.next(worker) or self._training.take_over(worker)):
             return True
         # A ready train unit waits for the running unit at most, so nothing else is queued behind another unit.
         spare = "train" not in kinds or not worker.device
         if worker.rolling is not None:
             # A trajectory goes on where it began, whatever the worker's role has become.
             return spare and self._rollouts.resume(worker)
-        if "rollout" in kinds and spare and self._rollouts.start(worker):
+        if "rollout" in kinds and spare and self._may_begin(worker) and self._rollouts.start(worker):
             return True
         return "evaluate" in kinds and self._rollouts.evaluate(worker)
+
+    def _may_begin(self, worker: Worker) -> bool:
+        """Whether a worker may begin a trajectory: a trainer that helps, only if it is of use."""
+        if "rollout" in worker.roles:
+            return True
+        if not self._rollouts.waiting or self._training.expects(worker):
+            return False
+        return self._search is None or self._search.inserts(worker)
 
 
 def _turn(worker: Worker) -> tuple[int, bool, int, str]:

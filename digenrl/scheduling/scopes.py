@@ -9,12 +9,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from digenrl.identity import SampleId
-from digenrl.rewards.base import Failed, Scored
+from digenrl.rewards.base import Failed, Scored, mean_reward
 from digenrl.scheduling.batches import Batch
 from digenrl.scheduling.shape import RunShape
+
+if TYPE_CHECKING:
+    from digenrl.algorithms.advantages import GroupStatistics
 
 StdScope = Literal["group", "update", "iteration"]
 
@@ -26,10 +29,27 @@ class Verdict:
     Attributes:
         advantages: samples that take part. A sample with only a KL term takes part with advantage 0.
         excluded: samples that do not, with the reason ("zero variance").
+        statistics: of each group that was given, None if it has no policy gradient. Needed for streaming only, where a
+            group with statistics must take part with all its samples.
     """
 
     advantages: Mapping[SampleId, float]
     excluded: Mapping[SampleId, str] = field(default_factory=dict)
+    statistics: Sequence[GroupStatistics | None] = ()
+
+
+class Closed(NamedTuple):
+    """What a closed scope consists of.
+
+    Attributes:
+        members: its micro-batches, their `advantages` filled in.
+        excluded: samples that take no part, with the reason.
+        statistics: by group, if the advantage function gives them.
+    """
+
+    members: list[Batch]
+    excluded: dict[SampleId, str]
+    statistics: dict[int, GroupStatistics | None]
 
 
 #: Rewards by sample of each group of one scope, groups in identity order -> verdict. Samples whose reward failed are
@@ -65,22 +85,20 @@ class Scopes:
         """How many samples of an open iteration have failed so far."""
         return self._failed[iteration]
 
-    def scored(self, batch: Batch) -> tuple[list[Batch], dict[SampleId, str]]:
-        """A micro-batch got its scores.
-
-        Returns:
-            The micro-batches whose scope is closed by this, their `advantages` filled in (none if it is still open),
-            and the samples of the scope that take no part, with the reason.
-        """
+    def scored(self, batch: Batch) -> Closed | None:
+        """A micro-batch got its scores. Returns its scope if that is closed by this."""
         assert batch.scores is not None
         self._failed[batch.id.iteration] += sum(isinstance(score, Failed) for score in batch.scores.values())
         key = self._key(batch)
         self._unscored[key] -= 1
-        if self._unscored[key]:
-            return [], {}
-        return self._members[key], self._close(self._members[key])
+        return None if self._unscored[key] else self._close(self._members[key])
 
-    def _close(self, members: list[Batch]) -> dict[SampleId, str]:
+    def mean_reward(self, iteration: int) -> float:
+        """Mean of the rewards of an open iteration, as far as they are known."""
+        members = [batch for key, batches in self._members.items() if key[0] == iteration for batch in batches]
+        return mean_reward(score for batch in members for score in (batch.scores or {}).values())
+
+    def _close(self, members: list[Batch]) -> Closed:
         excluded: dict[SampleId, str] = {}
         groups: dict[int, dict[SampleId, float]] = {}
         for batch in members:
@@ -98,7 +116,8 @@ class Scopes:
                 raise ValueError(f"{sample} must be either in `advantages` or in `excluded` of the advantage function")
         for batch in members:
             batch.advantages = {s: verdict.advantages[s] for s in batch.samples if s in verdict.advantages}
-        return excluded | dict(verdict.excluded)
+        statistics = dict(zip(groups, verdict.statistics, strict=True)) if verdict.statistics else {}
+        return Closed(members, excluded | dict(verdict.excluded), statistics)
 
     def _key(self, batch: Batch) -> tuple[int, int]:
         if self._std_scope == "group":

@@ -276,7 +276,7 @@ class Simulation:
         held = source.accumulators.get(ref.theta, {})
         if held.keys() != command.contributions[ref.worker]:
             raise SimulationError(f"{ref.worker} does not hold exactly what is to be merged for theta {ref.theta}")
-        lead.merge(ref.theta, held)
+        lead.merge(ref.theta, source, command.closings, self.scheduler.shape)
         return m.Transferred(ref, command.lead)
 
     # --- units ---
@@ -285,6 +285,8 @@ class Simulation:
         run = lane.next()
         if run is not None:
             worker.check(run)
+            if isinstance(run.unit, TrainUnit | UpdateUnit):
+                worker.fold(run.theta + 1, run.closings, self.scheduler.shape)
             seconds = self._costs.unit_s(run.unit, worker.kind)
             self._at(self._now + seconds, lambda: self._end(worker, lane, run, seconds))
 
@@ -310,7 +312,7 @@ class Simulation:
                 samples = self.scheduler.shape.samples(micro_batch)
                 outcome = m.ScoresDone({sample: self._behaviour.score(sample) for sample in samples})
             case TrainUnit():
-                outcome = m.Trained((run.unit,), self._behaviour.left_out(run.unit, run.advantages))
+                outcome = m.Trained((run.unit,), self._behaviour.left_out(run.unit, run.advantages or run.rewards))
             case UpdateUnit(theta):
                 outcome = m.Updated(theta, self._behaviour.skips(theta))
         worker.complete(run, outcome, self.scheduler.shape)

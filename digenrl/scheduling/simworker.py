@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
 from digenrl.identity import MicroBatchId
@@ -11,6 +12,7 @@ from digenrl.scheduling.shape import RunShape
 from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, UpdateUnit
 
 Accumulator = dict[TrainUnit, frozenset[Pair]]
+Closings = Mapping[int, object]
 
 
 class SimulationError(AssertionError):
@@ -35,10 +37,10 @@ class Lane:
 
     def next(self) -> Run | None:
         """Begin the next unit, if the lane is free."""
-        if self.running is not None:
+        if self.running is not None or not self.waiting:
             return None
-        ready = [r for r in self.waiting.values() if not any(self._unfinished(u) for u in r.depends_on)]
-        run = max(ready, key=lambda r: r.priority, default=None)
+        ready = [r for r in self.waiting.values() if not r.depends_on or not any(map(self._unfinished, r.depends_on))]
+        run = max(ready, key=_priority, default=None) if len(ready) > 1 else next(iter(ready), None)
         if run is not None:
             del self.waiting[run.unit]
             self.running = run.unit
@@ -65,6 +67,10 @@ class Lane:
         return unit in self.waiting or unit == self.running or unit in self.failed
 
 
+def _priority(run: Run) -> int:
+    return run.priority
+
+
 @dataclass
 class SimWorker:
     """What one worker holds.
@@ -77,6 +83,7 @@ class SimWorker:
         partial: rollout steps done of unfinished trajectories.
         trajectories: finished ones.
         accumulators: by the theta they help to make.
+        waiting: train units in them whose group was open when they ran, and is not folded here.
         updates: what entered the optimiser step that made a theta here.
     """
 
@@ -89,6 +96,7 @@ class SimWorker:
     partial: dict[MicroBatchId, int] = field(default_factory=dict)
     trajectories: set[MicroBatchId] = field(default_factory=set)
     accumulators: dict[int, Accumulator] = field(default_factory=dict)
+    waiting: set[TrainUnit] = field(default_factory=set)
     updates: dict[int, Accumulator] = field(default_factory=dict)
 
     def lane(self, unit: Unit) -> Lane:
@@ -108,7 +116,8 @@ class SimWorker:
                 self._need(run, micro_batch in self.trajectories, "the trajectory")
                 self._need(run, run.theta in self.adapters, f"adapter {run.theta}")
                 self._need(run, run.old_theta in self.adapters, f"adapter {run.old_theta}")
-                self._need(run, bool(run.advantages), "an advantage")
+                self._need(run, bool(run.advantages) != bool(run.rewards), "either advantages or rewards")
+                self._need(run, not run.rewards or run.theta == run.old_theta, "its ratio to be 1")
             case UpdateUnit(theta):
                 self._need(run, theta - 1 in self.optimizers, f"optimiser state {theta - 1}")
 
@@ -123,23 +132,33 @@ class SimWorker:
                     self.trajectories.add(micro_batch)
             case TrainUnit(_, steps):
                 assert isinstance(outcome, Trained)
-                pairs = frozenset((s, t) for s in run.advantages for t in steps) - outcome.excluded.keys()
+                pairs = (
+                    frozenset((s, t) for s in run.advantages or run.rewards for t in steps) - outcome.excluded.keys()
+                )
+                accumulator = self.accumulators.setdefault(run.theta + 1, {})
                 # A repeated unit returns its old receipt and adds nothing.
-                self.accumulators.setdefault(run.theta + 1, {}).setdefault(run.unit, pairs)
+                if run.unit not in accumulator:
+                    accumulator[run.unit] = pairs
+                    self.waiting.update([run.unit] if run.rewards else [])
             case UpdateUnit(theta):
+                for unit in self.waiting & self.accumulators.get(theta, {}).keys():
+                    raise SimulationError(f"{self.name} steps to theta {theta} while the group of {unit.label} is open")
                 self.updates[theta] = dict(self.accumulators.get(theta, {}))
                 self.adapters.add(theta)
                 self.optimizers.add(theta)
             case ScoreUnit():
                 pass
 
-    def merge(self, theta: int, other: Accumulator) -> None:
+    def merge(self, theta: int, source: SimWorker, closings: Closings, shape: RunShape) -> None:
         """Add another worker's accumulator."""
+        other = source.accumulators.get(theta, {})
         mine = self.accumulators.setdefault(theta, {})
         twice = mine.keys() & other.keys()
         if twice:
             raise SimulationError(f"{self.name} would count {next(iter(twice)).label} twice for theta {theta}")
         mine |= other
+        self.waiting |= source.waiting & other.keys()
+        self.fold(theta, closings, shape)
 
     def drop(self, ref: Ref) -> None:
         """Forget something."""
@@ -148,10 +167,20 @@ class SimWorker:
                 self.trajectories.discard(micro_batch)
                 self.partial.pop(micro_batch, None)
             case AccumulatorRef(theta, _):
-                self.accumulators.pop(theta, None)
+                self.waiting -= self.accumulators.pop(theta, {}).keys()
             case AdapterRef(theta):
                 self.adapters.discard(theta)
                 self.optimizers.discard(theta)
+
+    def fold(self, theta: int, closings: Closings, shape: RunShape) -> None:
+        """Groups are closed: those without statistics are dropped, which without a KL term is nobody taking part."""
+        accumulator = self.accumulators.get(theta, {})
+        for unit in [unit for unit in self.waiting if unit in accumulator]:
+            group = shape.group_of(unit.micro_batch)
+            if group in closings:
+                self.waiting.discard(unit)
+                if closings[group] is None:
+                    accumulator[unit] = frozenset()
 
     def _need(self, run: Run, held: bool, what: str) -> None:
         if not held:

@@ -4,16 +4,21 @@ from __future__ import annotations
 
 from collections import Counter
 from dataclasses import dataclass, field
-from typing import Literal
+from itertools import islice
+from typing import TYPE_CHECKING, Literal
 
 from digenrl.identity import MicroBatchId, SampleId
 from digenrl.scheduling.batches import Batch
 from digenrl.scheduling.fleet import Fleet, Worker
+from digenrl.scheduling.foresight import Foresight
 from digenrl.scheduling.ledger import Ledger
 from digenrl.scheduling.messages import Command, Drop, Ref, Run, TrajectoryRef, Transfer
 from digenrl.scheduling.policies import Layout, Stage
 from digenrl.scheduling.shape import RunShape
 from digenrl.scheduling.units import Unit
+
+if TYPE_CHECKING:
+    from digenrl.algorithms.advantages import GroupStatistics
 
 # Priorities of Run. On the device: an optimiser step holds everybody up, then come train units, then trajectories that
 # are under way, then new ones, then new ones of the next iteration; evaluation takes what is left.
@@ -73,6 +78,10 @@ class State:
         trainers: workers that train, in join order.
         disturbed: contributions were taken back, so micro-batches have to be tended again.
         awake: workers whose device lane may be able to take a unit; the others were asked and had nothing to do.
+        foresight: predictions, if there is a cost model.
+        declined: workers that left to others what they could have begun.
+        stuck: no device does anything, so whoever is asked must not leave anything to others: predictions were wrong.
+        reassigned: how often roles were assigned.
     """
 
     def __init__(
@@ -104,6 +113,10 @@ class State:
         self.batches: dict[MicroBatchId, Batch] = {}
         self.disturbed = False
         self.awake: set[str] = set()
+        self.foresight: Foresight | None = None
+        self.declined: set[str] = set()
+        self.stuck = False
+        self.reassigned = 0
         self._failures: Counter[str] = Counter()
         self._failing_since: dict[str, float] = {}
         self._losses: Counter[Unit] = Counter()
@@ -145,10 +158,22 @@ class State:
         advantages: dict[SampleId, float] | None = None,
         old_theta: int | None = None,
         depends_on: tuple[Unit, ...] = (),
+        rewards: dict[SampleId, float] | None = None,
+        baseline: float = 0.0,
+        closings: dict[int, GroupStatistics | None] | None = None,
     ) -> None:
         """Give a unit to a worker, which has room for it."""
+        if not worker.device and unit.lane == "device":
+            worker.since = self.now
         self.fleet.give(unit, worker)
-        self.emit(Run(unit, worker.name, theta, priority, advantages or {}, old_theta, depends_on))
+        streamed = (rewards or {}, baseline, closings or {})
+        self.emit(Run(unit, worker.name, theta, priority, advantages or {}, old_theta, depends_on, *streamed))
+
+    def take(self, unit: Unit, worker: Worker) -> bool:
+        """A unit ended. Returns whether it was outstanding on that worker."""
+        if unit.lane == "device":
+            worker.since = self.now
+        return self.fleet.take(unit, worker)
 
     def drop(self, ref: Ref, worker: str) -> None:
         """Tell a worker to forget something, if it is still there."""
@@ -179,7 +204,8 @@ class State:
         workers = self.fleet.workers
         changed = self.fleet.assign(self.layout.roles(workers.values()))
         self.trainers = [worker for worker in workers.values() if "train" in worker.roles]
-        self.wake_all()
+        self.reassigned += 1
+        self.awake.update(changed)
         return changed
 
     def wake(self, worker: str) -> None:
@@ -189,6 +215,16 @@ class State:
     def wake_all(self) -> None:
         """There may be something to do for everybody."""
         self.awake.update(self.fleet.workers)
+
+    def wake_declined(self) -> None:
+        """Time passed: workers that left units to others are asked again."""
+        self.stuck = not any(worker.device for worker in self.fleet.workers.values())
+        self.awake.update(self.fleet.workers if self.stuck else self.declined)
+        self.declined.clear()
+
+    def wake_idle_trainers(self, units: int) -> None:
+        """There may be so many units to train for trainers that do nothing."""
+        self.awake.update(islice(self.fleet.idle_trainers, units))
 
     # --- failures ---
 

@@ -19,7 +19,7 @@ from digenrl.identity import MicroBatchId
 Lane = Literal["device", "cpu"]
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class RolloutUnit:
     """Denoising steps [first, last) of a micro-batch. Evaluation micro-batches are rolled out by it too."""
 
@@ -35,7 +35,7 @@ class RolloutUnit:
         return f"rollout {self.micro_batch.label} {steps}"
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class ScoreUnit:
     """Rewards of a whole micro-batch. Runs beside the device."""
 
@@ -48,7 +48,7 @@ class ScoreUnit:
         return f"score {self.micro_batch.label}"
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class TrainUnit:
     """Gradient of one micro-batch at the trained timesteps `steps`, one batched forward and backward."""
 
@@ -62,7 +62,7 @@ class TrainUnit:
         return f"train {self.micro_batch.label} t{','.join(map(str, self.steps))}"
 
 
-@dataclass(frozen=True, order=True)
+@dataclass(frozen=True, order=True, slots=True)
 class UpdateUnit:
     """The optimiser step that makes `theta` from `theta - 1`."""
 

@@ -20,6 +20,7 @@ from digenrl.scheduling.fleet import Worker
 from digenrl.scheduling.ledger import Account, Contribution
 from digenrl.scheduling.messages import AccumulatorRef, Cancel, Commit, Reduce, Trained, Updated
 from digenrl.scheduling.state import UPDATE, RunOver, State, Step
+from digenrl.scheduling.streams import Streams
 from digenrl.scheduling.training import Training
 from digenrl.scheduling.units import TrainUnit, UpdateUnit
 
@@ -31,10 +32,13 @@ class Updates:
         accounts: what became of the pairs of each open iteration.
     """
 
-    def __init__(self, state: State, adapters: Adapters, training: Training, *, max_bad_updates: int) -> None:
+    def __init__(
+        self, state: State, adapters: Adapters, training: Training, streams: Streams, *, max_bad_updates: int
+    ) -> None:
         self._state = state
         self._adapters = adapters
         self._training = training
+        self._streams = streams
         self._max_bad_updates = max_bad_updates
         self._target = state.theta
         self._bad: set[int] = set()
@@ -60,6 +64,9 @@ class Updates:
         """The advantages of a micro-batch are known, and with them its train units."""
         self._unclosed[batch.update] -= 1
         self._units[batch.update] += len(batch.open)
+        if batch.silent:
+            for unit in self._state.shape.train_units(batch.id):
+                self._state.ledger.void(unit)
 
     @property
     def finished(self) -> bool:
@@ -113,19 +120,28 @@ class Updates:
         if sources:
             step.awaited.update(sources)
             contributions = {w: frozenset(ledger.contributed(w)) for w in sources}
-            self._state.emit(Reduce(theta, lead.name, tuple(sources), contributions))
+            closings = self._streams.closings_of(theta)
+            self._state.emit(Reduce(theta, lead.name, tuple(sources), contributions, closings))
         elif not separate and not step.awaited and self._state.fleet.has_room(lead):
             step.phase = "update"
-            self._state.run(UpdateUnit(theta), lead, self._state.theta, UPDATE)
+            closings = self._streams.closings_of(theta)
+            self._state.run(UpdateUnit(theta), lead, self._state.theta, UPDATE, closings=closings)
 
     def contributed(self, batch: Batch, unit: TrainUnit, worker: Worker, outcome: Trained) -> None:
         """A train unit ended on a worker that was meant to run it."""
-        assert batch.advantages is not None
         assert outcome.contributions == (unit,), f"{unit.label} reported other units than itself"
-        pairs = frozenset((s, t) for s in batch.advantages for t in unit.steps) - outcome.excluded.keys()
-        self._state.ledger.contribute(unit, worker.name, Contribution(pairs, dict(outcome.excluded)))
+        excluded = {pair: reason for pair, reason in outcome.excluded.items() if pair[0] in batch.taking_part}
+        pairs = frozenset((s, t) for s in batch.taking_part for t in unit.steps) - excluded.keys()
+        self._state.ledger.contribute(unit, worker.name, Contribution(pairs, excluded))
         self._training.done(batch, unit)
-        self._units[batch.update] -= 1
+        if batch.closed:
+            self._units[batch.update] -= 1
+
+    def redo(self, batch: Batch, unit: TrainUnit) -> None:
+        """A train unit has to run again, if it is still wanted."""
+        more = self._training.redo(batch, unit)
+        if batch.closed:
+            self._units[batch.update] += more
 
     def merged(self, source: str, target: str, theta: int) -> None:
         """A source's accumulator is in the lead's."""
@@ -165,7 +181,7 @@ class Updates:
         else:
             state.ledger.install(theta, step.standby, with_optimizer=True)
         settled = state.ledger.settle()
-        contributions = [c for units in settled.values() for c in units.values()]
+        contributions = [c for units in settled.values() for c in units.values() if c.pairs or c.excluded]
         self.accounts[state.version].enter(theta, contributions, skipped=self._skipped and bool(contributions))
         if self._skipped and contributions:
             self._count_bad(theta)
@@ -239,10 +255,9 @@ class Updates:
         for unit in self._state.ledger.disown(worker):
             self._state.disturbed = True
             batch = self._state.batches[unit.micro_batch]
-            self._training.redo(batch, unit)
+            self.redo(batch, unit)
             if self._state.step.seals(batch.trainer):
                 self._training.unassign(batch)
-            self._units[batch.update] += 1
 
     def _count_bad(self, theta: int) -> None:
         self._bad.add(theta)
@@ -273,11 +288,8 @@ class Updates:
             worker = self._state.fleet.workers.get(name)
             if worker is not None and self._state.fleet.take(unit, worker):
                 self._state.emit(Cancel(unit, name))
-        if batch.advantages:
-            before = len(batch.open)
-            for unit in self._state.shape.train_units(batch.id):
-                self._training.redo(batch, unit)
-            self._units[batch.update] += len(batch.open) - before
+        for unit in self._state.shape.train_units(batch.id):
+            self.redo(batch, unit)
 
 
 def _merging(source: str, theta: int) -> str:

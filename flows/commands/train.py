@@ -32,6 +32,8 @@ if TYPE_CHECKING:
 
 #: Longest wait for Prefect to record what the run emitted, before its server may stop.
 DRAIN_S = 30.0
+#: The same after Ctrl-C: whoever asked for the end is waiting for it.
+CANCELLED_DRAIN_S = 4.0
 
 
 def run(preset: str, overrides: Sequence[str], *, name: str | None, prefect_api: str | None) -> None:
@@ -107,7 +109,7 @@ def _show(
 
     redirect_libraries()
     logger.info("%s run %s in process %d", "resuming" if resume else "starting", directory.name, os.getpid())
-    console = Console()
+    console = Console(soft_wrap=True)  # paths and addresses are there to be copied
     progress = Progress(directory.name, config.iterations, console)
     watch = Watch((progress,), progress.phase, handle.pending if handle is not None else list)
     with progress:
@@ -157,7 +159,8 @@ def _drain(handle: ServicesHandle, result: Result) -> None:
     from flows.services.drain import drain_prefect
 
     emitted = result.task_runs
+    limit_s = CANCELLED_DRAIN_S if result.summary["status"] == "cancelled" else DRAIN_S
     logger.info("waiting until Prefect has recorded %d task runs", emitted)
-    recorded = drain_prefect(handle.prefect_api, result.flow_runs, emitted, DRAIN_S)
+    recorded = drain_prefect(handle.prefect_api, result.flow_runs, emitted, limit_s)
     if recorded < emitted:
-        typer.echo(f"note: Prefect recorded {recorded} of {emitted} task runs within {DRAIN_S:.0f} s", err=True)
+        typer.echo(f"note: Prefect recorded {recorded} of {emitted} task runs within {limit_s:.0f} s", err=True)

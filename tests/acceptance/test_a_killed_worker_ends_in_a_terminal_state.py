@@ -12,9 +12,9 @@ import time
 from collections.abc import Iterator
 
 import pytest
+
 from faults import Faults, faulty, faulty_config, installed
 from runs import Ground, Outcome, small
-
 from workers.courier import RunFailed
 
 CONFIG = faulty_config(small("evaluation.every=0"))

@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import pytest
-from faults import Faults, installed
-from runs import Ground, Outcome, small
 
 from digenrl.rewards.base import Failed, Scored
+from faults import Faults, installed
+from runs import Ground, Outcome, small
 from workers.courier import RunFailed
 
 GROUPS, SIZE, STEPS = 2, 8, 3

@@ -12,9 +12,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from runs import Ground, assert_as_expected, small
 
 from digenrl.scheduling.units import RolloutUnit
+from runs import Ground, assert_as_expected, small
 
 PROMPTS = [("first", "042"), ("second", "117"), ("third", "042")]
 SIZE = 6

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from faults import Faults, faulty, faulty_config, installed
-from runs import Ground, OnUnit, assert_as_expected, small
 
 from digenrl.scheduling.units import TrainUnit
+from faults import Faults, faulty, faulty_config, installed
+from runs import Ground, OnUnit, assert_as_expected, small
 from workers.listener import Dispatched
 
 TTL_S = 5.0

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 import torch
-from faults import Faults, installed
-from runs import Ground, OnUnit, Outcome, small
 
 from digenrl.config_errors import ConfigError
 from digenrl.scheduling.messages import AdapterRef
 from digenrl.scheduling.units import ScoreUnit
+from faults import Faults, installed
+from runs import Ground, OnUnit, Outcome, small
 from workers import process
 from workers.courier import RunFailed
 from workers.receipts import RunSetup
@@ -91,5 +91,5 @@ def test_no_tensors_at_all_are_refused(replica: Replica) -> None:
 
 
 def test_a_renamed_target_is_refused() -> None:
-    with pytest.raises(ConfigError, match="'to_qq' matches no linear layer .* did you mean"):
+    with pytest.raises(ConfigError, match=r"'to_qq' matches no linear layer .* did you mean"):
         Replica(RunSetup("epoch", small("lora.targets=[to_qq]"), 0), "here")

@@ -1,6 +1,6 @@
 """One training run that is interrupted in every way there is, resumed each time, and ends as if nothing had happened.
 
-The tests share the run: each goes on where the one before stopped it, and any of them may also come first.
+The tests share the run, in this order: each goes on where the one before stopped it.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ from pathlib import Path
 import psutil
 import pytest
 from mlflow import MlflowClient
-from program import Home, Program, flow_runs, gone, post, task_runs, until
 
 from digenrl.configure import load_config
 from digenrl.loop import train
 from digenrl.policy import adapter_hash
 from flows.services import ServicesHandle, ensure, release
 from flows.services.state import ServicesDirectory
+from program import Home, Program, flow_runs, gone, post, task_runs, until
 from storage import checkpoints
 from storage.runs import RunDirectory
 
@@ -125,6 +125,22 @@ def test_a_stopped_run_is_cancelled_and_leaves_a_whole_checkpoint(
     assert {run["state"]["type"] for run in runs} <= {"COMPLETED", "CANCELLED"}, "nothing shows as running"
     assert f"digenrl resume {NAME}" in program.stdout
     assert program.stderr == "the servers go on running for pytest\n"
+
+
+def test_a_run_interrupted_before_it_has_begun_leaves_nothing(interrupted: Interrupted) -> None:
+    program = interrupted.home.start("train", "tiny-smoke", "--name", "early")
+    until((interrupted.home.path / "early" / "log.txt").exists, 60, "the run's directory")
+    family = program.family()
+    program.interrupt()
+    program.ends(130, STOPS_WITHIN_S)
+    until(lambda: gone(family), GONE_WITHIN_S, "every child to end")
+    assert "Traceback" not in program.stdout + program.stderr
+
+
+def test_a_run_is_trained_by_one_process(interrupted: Interrupted) -> None:
+    with interrupted.directory.held():
+        program = interrupted.home.run("resume", NAME, code=2)
+    assert f"is being trained by process {os.getpid()}" in program.stderr
 
 
 def test_after_kill_9_nothing_is_left(interrupted: Interrupted) -> None:

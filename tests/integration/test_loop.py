@@ -105,6 +105,26 @@ def test_nothing_stale_is_the_run_as_it_was(result: LoopResult) -> None:
     assert [u.metrics.stale for i in strict.iterations for u in i.updates] == [0] * 4
 
 
+def test_streaming_is_the_same_step_up_to_rounding() -> None:
+    """Several micro-batches per group, KL on, the second iteration with a baseline."""
+    overrides = ("schedule.micro_batch=1", "algorithm.kl_beta=0.04", "evaluation.every=0")
+    streamed, grouped = (_small(*overrides, f"schedule.advantage={a}") for a in ("streaming", "group"))
+    ours, theirs = streamed.iterations[0], grouped.iterations[0]
+    assert ours.hashes == theirs.hashes and ours.scores == theirs.scores
+    first, wanted = ours.updates[0], theirs.updates[0]
+    assert first.grad_norm == pytest.approx(wanted.grad_norm, rel=1e-6)
+    assert first.metrics.pairs == wanted.metrics.pairs and first.metrics.kl == pytest.approx(wanted.metrics.kl)
+    assert first.metrics.loss == pytest.approx(wanted.metrics.loss, abs=1e-4)
+    assert streamed.adapter.theta == 4 and streamed.optimizer.step == 4
+    assert adapter_hash(streamed.adapter.weights) != adapter_hash(grouped.adapter.weights)
+
+
+def test_streaming_with_nobody_taking_part_changes_nothing() -> None:
+    overrides = ("schedule.advantage=streaming", "schedule.micro_batch=2", "algorithm.zero_variance_tolerance=10")
+    idle = _small(*overrides, "iterations=1", "gates.max_bad_updates=0", "evaluation.every=0")
+    assert idle.optimizer.step == 0 and {u.metrics.pairs for u in idle.iterations[0].updates} == {0}
+
+
 def test_callback_sees_every_version() -> None:
     seen: list[tuple[int, int]] = []
     train(

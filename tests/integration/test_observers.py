@@ -7,9 +7,8 @@ import os
 import subprocess
 import sys
 
-from program import task_runs
-
 from flows.services import ServicesHandle, drain_prefect
+from program import task_runs
 
 FLOW = """
 import asyncio, json

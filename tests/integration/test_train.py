@@ -17,7 +17,6 @@ import pytest
 import torch
 from mlflow import MlflowClient
 from PIL import Image
-from program import Home, Program, flow_runs, pages, post, task_runs
 
 from digenrl import runspec
 from digenrl.config import RunConfig
@@ -31,6 +30,7 @@ from flows.inference import Inference
 from flows.services import ServicesHandle, ensure
 from flows.services.state import ServicesDirectory
 from flows.weights import newest_weights
+from program import Home, Program, flow_runs, pages, post, task_runs
 from storage import checkpoints
 from storage.runs import RunDirectory
 

@@ -7,11 +7,11 @@ from itertools import pairwise
 
 import pytest
 import torch
-from tiny_policy import embeddings_for, moved, rollout_spec, tiny_policy
 
 from digenrl.identity import normal
 from digenrl.policy import Policy
 from digenrl.rollout import RolloutSpec, advance, finish, rollout_hash, start_rollout
+from tiny_policy import embeddings_for, moved, rollout_spec, tiny_policy
 
 
 @pytest.fixture(scope="module")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 from pathlib import Path
 
 import pytest
@@ -142,3 +143,13 @@ def test_paths_lie_within_the_run(tmp_path: Path) -> None:
     with pytest.raises(ConfigError):
         run.picture_path("../x", 10)
     assert run.checkpoints.parent == run.log_path.parent == run.timeline_path.parent == run.path
+
+
+def test_a_run_has_one_trainer(tmp_path: Path) -> None:
+    run = create(tmp_path)
+    with run.held():
+        message = rf"'tiny-smoke-1' is being trained by process {os.getpid()}"
+        with pytest.raises(ConfigError, match=message), RunDirectory.open(tmp_path, run.name).held():
+            pytest.fail("two trainers")
+    with run.held():
+        pass

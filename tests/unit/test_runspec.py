@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import pytest
-from tiny_policy import GEOMETRY, random_pipeline
 
 from digenrl import runspec
 from digenrl.config import RunConfig
@@ -11,6 +10,7 @@ from digenrl.configure import load_config
 from digenrl.identity import MicroBatchId
 from digenrl.models.sd3 import SD3Model
 from digenrl.prompts import load_prompts
+from tiny_policy import GEOMETRY, random_pipeline
 
 
 def _config(*overrides: str) -> RunConfig:

@@ -8,7 +8,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from tiny_policy import algorithm, embeddings_for, moved, rollout_spec, tiny_policy
 
 from digenrl.config import DataConfig, RewardConfig, RunConfig
 from digenrl.identity import SampleId
@@ -18,6 +17,7 @@ from digenrl.rollout import advance, finish, start_rollout
 from digenrl.runspec import advantages_of, group_rewards
 from digenrl.scoring import mean_reward, score_micro_batch
 from digenrl.training import train_unit
+from tiny_policy import algorithm, embeddings_for, moved, rollout_spec, tiny_policy
 
 
 def _config(**changes: object) -> RunConfig:

@@ -6,13 +6,13 @@ from dataclasses import replace
 
 import pytest
 import torch
-from tiny_policy import PROMPT, algorithm, moved, roll_out, rollout_spec, tiny_policy, widened
 
 from digenrl.algorithms.accumulate import NonFiniteGradient
 from digenrl.identity import MicroBatchId
 from digenrl.policy import NumberedAdapter, Policy
 from digenrl.training import Contribution, StalenessError, UnitMetrics, train_unit
 from digenrl.trajectory import Trajectory
+from tiny_policy import PROMPT, algorithm, moved, roll_out, rollout_spec, tiny_policy, widened
 
 ADVANTAGES = (1.5, -0.5, 0.25, -1.25)
 

@@ -2,16 +2,18 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 from collections import Counter
 from collections.abc import Iterator
 
 import pytest
 import torch
-from runs import Ground, Outcome, assert_as_expected, small
 
 from digenrl.scheduling.units import RolloutUnit, TrainUnit, UpdateUnit
+from runs import Ground, Outcome, assert_as_expected, small
 from workers import process
+from workers.listener import IterationReport, Listener
 
 WORKERS = 3
 
@@ -81,6 +83,44 @@ def test_workers_compute_on_one_thread(ground: Ground) -> None:
     assert set(ground.everywhere(_threads_here)) == {(1, "1")}
     futures = [ground.client.submit(_threads_here, pure=False) for _ in range(2 * WORKERS)]
     assert set(ground.do(ground.client.gather, futures)) == {(1, "1")}
+
+
+def _sizes() -> dict[str, int]:
+    """How many things of each kind the replica of this process holds."""
+    (replica,) = process._REPLICAS.values()
+    kinds = ("_adapters", "_optimizers", "_rollouts", "_finished", "_accumulators", "_receipts")
+    return {kind: len(getattr(replica, kind)) for kind in kinds}
+
+
+class Scales(Listener):
+    """Weighs all replicas whenever an iteration closes."""
+
+    def __init__(self, ground: Ground) -> None:
+        self._ground = ground
+        self.weighed: list[asyncio.Future[dict[str, dict[str, int]]]] = []
+
+    def iteration_closed(self, report: IterationReport) -> None:
+        self.weighed.append(asyncio.ensure_future(self._ground.client.run(_sizes)))
+
+
+def test_replicas_do_not_grow(ground: Ground) -> None:
+    """What a worker keeps does not depend on how many iterations it has seen."""
+    config = small(f"cluster.workers={WORKERS}", "cluster.trainers=2", "iterations=5", "evaluation.every=2")
+    scales = Scales(ground)
+    assert ground.run(config, scales).finished
+    weights = [Counter() for _ in scales.weighed]
+    for total, weighed in zip(weights, scales.weighed, strict=True):
+        for sizes in weighed.result().values():
+            total.update(sizes)
+    for total in weights:
+        assert total["_adapters"] <= 3 * WORKERS
+        assert total["_optimizers"] <= 3 * 2
+        assert total["_accumulators"] <= 2
+        assert total["_rollouts"] == 0
+        # Of the iteration that closes and its evaluation: a worker forgets with the next message to it.
+        assert total["_finished"] <= 2 * 4 + 2
+    # Iteration 0 is cut into one unit per step.
+    assert max(total["_receipts"] for total in weights[1:]) < weights[0]["_receipts"]
 
 
 def _epochs() -> list[str]:

@@ -9,9 +9,9 @@ import signal
 from collections.abc import Callable, Iterator
 
 import pytest
-from runs import Ground, OnUnit, assert_as_expected, kill, small
 
 from digenrl.scheduling.units import RolloutUnit, TrainUnit, Unit, UpdateUnit
+from runs import Ground, OnUnit, assert_as_expected, kill, small
 from workers.listener import Dispatched
 
 WORKERS = 3

@@ -7,7 +7,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from tiny_policy import GEOMETRY, LORA, moved, random_pipeline, rollout_spec, tiny_policy
 from transformers import T5Config, T5EncoderModel
 
 from digenrl.config import ModelConfig
@@ -18,6 +17,7 @@ from digenrl.models.embeddings import EmbeddingCache, select
 from digenrl.models.registry import load_model, save_lora
 from digenrl.models.sd3 import SD3Model
 from digenrl.rollout import RolloutSpec, advance, finish, start_rollout
+from tiny_policy import GEOMETRY, LORA, moved, random_pipeline, rollout_spec, tiny_policy
 
 PROMPTS = ["042", "917", "abc"]
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 
+from digenrl.algorithms.advantages import GroupStatistics
 from digenrl.identity import SampleId
 from digenrl.scheduling import Layout, RunShape, Scheduler, Verdict
 from digenrl.scheduling import messages as m
@@ -42,13 +43,16 @@ def centred(groups: Sequence[Mapping[SampleId, float]]) -> Verdict:
     """Rewards minus the mean of the group; groups of equal rewards are excluded."""
     advantages: dict[SampleId, float] = {}
     excluded: dict[SampleId, str] = {}
+    statistics: list[GroupStatistics | None] = []
     for rewards in groups:
         if len(set(rewards.values())) < 2:
             excluded |= dict.fromkeys(rewards, "zero variance")
+            statistics.append(None)
             continue
         mean = sum(rewards.values()) / len(rewards)
         advantages |= {sample: reward - mean for sample, reward in rewards.items()}
-    return Verdict(advantages, excluded)
+        statistics.append(GroupStatistics(mean, 1.0))
+    return Verdict(advantages, excluded, statistics)
 
 
 def unit_s(unit: Unit, kind: str) -> float:

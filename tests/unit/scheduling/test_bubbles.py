@@ -53,6 +53,15 @@ def test_a_trainer_waits_for_the_samples_of_the_group_then_for_their_reward_then
     ]
 
 
+def test_a_streamed_unit_waits_for_its_own_micro_batch_only():
+    spans = [*ROLLED, *SCORED, ran("t", TrainUnit(M[0], (0, 1)), 3.25, 9.0)]
+    assert on("t", bubbles(spans, Facts(SHAPE))) == [
+        (0.0, 2.0, "samples"),
+        (2.0, 3.0, "reward"),
+        (3.0, 3.25, "orchestration"),
+    ]
+
+
 def test_a_larger_std_scope_is_told_apart_from_the_group():
     spans = [*ROLLED, *SCORED, ran("t", TrainUnit(M[0], (0, 1)), 9.25, 10.0)]
     expected = [(0.0, 4.0, "samples"), (4.0, 5.0, "reward"), (5.0, 9.0, "std scope"), (9.0, 9.25, "orchestration")]

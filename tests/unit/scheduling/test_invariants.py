@@ -18,6 +18,7 @@ from digenrl.identity import MicroBatchId, SampleId
 from digenrl.rewards.base import Failed, Score, Scored
 from digenrl.scheduling import Colocated, Digenrl, Disaggregated, Layout, RunShape, Scheduler, StdScope
 from digenrl.scheduling import messages as m
+from digenrl.scheduling.costs import CostModel
 from digenrl.scheduling.ledger import Pair
 from digenrl.scheduling.simulate import Behaviour, Costs, Result, Simulation
 from digenrl.scheduling.state import AHEAD
@@ -30,12 +31,19 @@ class Watcher(Simulation):
     """Checks invariants 2, 3 and 4 while a run goes on."""
 
     def __init__(
-        self, *args: object, std_scope: StdScope, queue_depth: int, echo: bool = False, **kwargs: object
+        self,
+        *args: object,
+        std_scope: StdScope,
+        queue_depth: int,
+        echo: bool = False,
+        open_groups: int = 0,
+        **kwargs: object,
     ) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
         self.echo = echo
         self.std_scope = std_scope
         self.queue_depth = queue_depth
+        self.open_groups = open_groups
         self.outstanding: dict[tuple[str, str], set[Unit]] = defaultdict(set)
         self.scored: set[MicroBatchId] = set()
         self.version = self.scheduler.shape.start_iteration
@@ -54,12 +62,16 @@ class Watcher(Simulation):
             # News that is no news must change nothing, whatever has been decided since.
             super()._tell(event)
         self._check_no_train_unit_waits_for_others()
+        for worker in self.workers.values():
+            groups = {self.scheduler.shape.group_of(unit.micro_batch) for unit in worker.waiting}
+            assert len(groups) <= self.open_groups
 
     def _check_no_train_unit_waits_for_others(self) -> None:
         state, training = self.scheduler._state, self.scheduler._training
         for worker in state.trainers:
             if "train" in state.layout.takes(worker, state.stage) and training.peek(worker) is not None:
-                assert len(worker.device) == self.queue_depth
+                # With a cost model a trainer may leave it to another one, which then takes it over.
+                assert len(worker.device) == self.queue_depth or worker.name in state.declined
 
     def _perform(self, command: m.Command) -> None:
         match command:
@@ -96,7 +108,11 @@ class Watcher(Simulation):
                 assert run.old_theta == self._theta_of(micro_batch)
                 group = shape.group_of(micro_batch)
                 assert run.theta + 1 == shape.update_of_group(micro_batch.iteration, group)
-                assert self.scored >= set(self._scope(micro_batch))
+                if run.rewards:
+                    assert run.old_theta == run.theta and micro_batch in self.scored
+                    assert not self.scored >= set(self._scope(micro_batch))
+                else:
+                    assert self.scored >= set(self._scope(micro_batch))
             case UpdateUnit(theta):
                 assert run.theta == theta - 1 in self.workers[run.worker].optimizers
 
@@ -242,9 +258,12 @@ def storms(draw: st.DrawFn) -> list[tuple[float, m.Event]]:
     incidents=st.one_of(incidents(), storms()),
     std_scope=st.sampled_from(["group", "update", "iteration"]),
     queue_depth=st.sampled_from(QUEUE_DEPTHS),
+    open_groups=st.sampled_from([0, 0, 1, 2]),
     echo=st.booleans(),
     seed=st.integers(0, 10**6),
     share=st.sampled_from([0.0, 0.05, 0.2]),
+    gap=st.booleans(),
+    foresight=st.sampled_from(["none", "costs", "search"]),
 )
 def test_invariants(
     run_shape: RunShape,
@@ -252,9 +271,12 @@ def test_invariants(
     incidents: list[tuple[float, m.Event]],
     std_scope: StdScope,
     queue_depth: int,
+    open_groups: int,
     echo: bool,
     seed: int,
     share: float,
+    gap: bool,
+    foresight: str,
 ) -> None:
     """1 one fate per pair, 2 one version, 3 lanes, 4 scopes close first, 5 the run ends, 6 it can be replayed."""
 
@@ -269,6 +291,11 @@ def test_invariants(
             max_losses=100,
             max_failed_share=1.0,
             max_bad_updates=100,
+            streaming=std_scope == "group" and open_groups > 0,
+            max_open_groups=open_groups,
+            gap=gap,
+            costs=guess(run_shape) if foresight != "none" else None,
+            search=foresight == "search",
         )
 
     luck = Luck(seed, share)
@@ -281,6 +308,7 @@ def test_invariants(
         std_scope=std_scope,
         queue_depth=queue_depth,
         echo=echo,
+        open_groups=open_groups,
     )
     result = watcher.run()
     assert result.finished, result.failure or result.waiting_for
@@ -288,6 +316,11 @@ def test_invariants(
     check_evaluations(run_shape, result)
     replayed = scheduler()
     assert [c for now, event in result.events for c in replayed.handle(event, now)] == [c for _, c in result.commands]
+
+
+def guess(run_shape: RunShape) -> CostModel:
+    """A model that knows nothing of the workers until they report."""
+    return CostModel.from_profile(run_shape, {"guess": {"rollout_step_s": 0.4, "install_s": 0.5}})
 
 
 def check_evaluations(run_shape: RunShape, result: Result) -> None:

@@ -1,0 +1,238 @@
+"""Bubble-triggered search (BTS): whether a trainer with nothing to train is to begin a trajectory or to wait.
+
+    survey         the present state as an Outlook
+    BubbleSearch   the decision
+
+At a bubble both answers are tried on a compact copy of what is left of the iteration, with the durations of the cost
+model: the next decisions of all trainers are branched on, the rest follows two simple rules (always begin; never).
+A trajectory is inserted only if the predicted end of the iteration falls, or the train units end earlier in total
+while it does not rise. The search is deterministic, remembers states, cuts off branches that cannot win, and spends no
+more than a fixed share of the time that it decides about; where that is too little for both answers, far from the
+iteration's end, the trainer helps.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import defaultdict
+from collections.abc import Collection
+
+from digenrl.scheduling.batches import Batch
+from digenrl.scheduling.fleet import Worker
+from digenrl.scheduling.foresight import Foresight
+from digenrl.scheduling.outlook import Hand, Outlook, Sizes
+from digenrl.scheduling.scopes import StdScope
+from digenrl.scheduling.state import State
+from digenrl.scheduling.units import RolloutUnit, ScoreUnit, UpdateUnit
+
+#: When the iteration ends, and the sum of the times at which its train units do.
+Value = tuple[float, float]
+
+#: Share of the fleet's time that may go into searching, and seconds one unit takes in an Outlook, roughly.
+_SHARE, _STEP_S = 0.01, 5e-6
+
+#: Decisions of trainers that are branched on.
+_MOST_DEPTH = 5
+
+
+class BubbleSearch:
+    """Decides for each trainer with a bubble: skip, or insert a rollout."""
+
+    def __init__(self, state: State, foresight: Foresight, std_scope: StdScope) -> None:
+        self._state = state
+        self._foresight = foresight
+        self._std_scope = std_scope
+        self._skipped: set[str] = set()
+        self.searches = 0
+        self.steps = 0
+
+    def inserts(self, worker: Worker) -> bool:
+        """Whether this idle trainer is to begin one of the trajectories that wait."""
+        self._skipped.discard(worker.name)
+        staying = [w for w in self._state.fleet.workers.values() if not w.draining]
+        resting = [w for w in staying if w is worker or (w.name in self._skipped and not w.device)]
+        base = survey(self._state, self._foresight, self._std_scope, staying, resting)
+        place = staying.index(worker)
+        budget = self._budget()
+        if (
+            self._state.stuck
+            or not base.is_choice(place)
+            or 2 * base.units > budget
+            or self._better(base, place, budget)
+        ):
+            return True
+        self._skipped.add(worker.name)
+        return False
+
+    def _budget(self) -> int:
+        """Steps one search may take: everybody searches about once per trajectory."""
+        workers = self._state.fleet.workers.values()
+        seconds = min(self._foresight.rollout_s(worker.kind) for worker in workers)
+        return int(_SHARE * seconds / len(workers) / _STEP_S)
+
+    def _better(self, base: Outlook, place: int, budget: int) -> bool:
+        # Every leaf is followed to the end twice.
+        depth = min(_MOST_DEPTH, max(0, int(math.log2(budget / (4 * base.units + 1)))))
+        insert, skip = base.copy(), base.copy()
+        insert.insert(place)
+        skip.rest(place)
+        known: dict[tuple[object, ...], Value] = {}
+        skipped = _best(skip, depth, (math.inf, math.inf), known)
+        inserted = _best(insert, depth, skipped, known)
+        self.searches += 1
+        self.steps += base.steps[0]
+        return inserted < skipped
+
+
+def _best(outlook: Outlook, depth: int, limit: Value, known: dict[tuple[object, ...], Value]) -> Value:
+    """The best value that is reached by branching on the next decisions, or `limit` if that is better."""
+    place = outlook.advance()
+    if place is None:
+        return min(limit, outlook.value)
+    if outlook.bound > limit[0]:
+        return limit
+    origin = outlook.origin
+    key = (depth, place, *outlook.key())
+    if key in known:
+        # Equal states may be reached at different times.
+        return min(limit, (known[key][0] + origin[0], known[key][1] + origin[1]))
+    insert = outlook.copy()
+    insert.insert(place)
+    outlook.rest(place)
+    if depth == 0:
+        best = min(limit, insert.finish(inserting=True), outlook.finish(inserting=False))
+    else:
+        best = _best(insert, depth - 1, limit, known)
+        best = _best(outlook, depth - 1, best, known)
+    if best < limit:
+        known[key] = (best[0] - origin[0], best[1] - origin[1])
+    return best
+
+
+def survey(
+    state: State, foresight: Foresight, std_scope: StdScope, workers: list[Worker], resting: Collection[Worker]
+) -> Outlook:
+    """The present state of the iteration in progress.
+
+    Args:
+        state: of the scheduler.
+        foresight: its predictions.
+        std_scope: over which samples the standard deviation is taken.
+        workers: those that are not leaving, in join order.
+        resting: idle trainers that wait for something to train.
+    """
+    return _Survey(state, foresight, std_scope, workers).outlook(resting)
+
+
+class _Survey:
+    """Counts what is left, by group, std scope and update."""
+
+    def __init__(self, state: State, foresight: Foresight, std_scope: StdScope, workers: list[Worker]) -> None:
+        self._state, self._foresight, self._workers = state, foresight, workers
+        shape = state.shape
+        self._first = shape.theta_of_version(state.version) + 1
+        per_update = shape.groups_per_update
+        scopes = {"group": range(shape.groups), "iteration": [0] * shape.groups}
+        self._scope_of = tuple(scopes.get(std_scope, [group // per_update for group in range(shape.groups)]))
+        self._free = {worker.name: self._free_at(worker) for worker in workers}
+        count = self._scope_of[-1] + 1
+        # Updates before the one in progress have nothing left.
+        self._done = state.theta + 1 - self._first
+        self._waiting = [0] * shape.groups
+        self._ready_at = [state.now] * count
+        self._scored = set(range(count))
+        self._yields: list[defaultdict[int, int]] = [defaultdict(int) for _ in range(count)]
+        self._pool, self._left, self._trained = ([0] * shape.updates for _ in range(3))
+        self._score_s = max(
+            foresight.unit_s(ScoreUnit(shape.micro_batches(state.version)[0]), w.kind) for w in workers
+        ) + max(foresight.transfer_s(w) for w in workers)
+        for batch in state.batches.values():
+            if batch.id.phase == "train" and batch.id.iteration == state.version:
+                self._count(batch)
+
+    def _free_at(self, worker: Worker) -> float:
+        """When a worker can begin something new: it may lack the adapter, or be in the middle of a trajectory."""
+        state, foresight = self._state, self._foresight
+        at = foresight.free_at(worker, state.now)
+        if worker.name not in state.ledger.adapters(state.version_theta):
+            return max(at, state.now + (foresight.costs.of_kind(worker.kind).install_s or 0.0))
+        if worker.rolling is None:
+            return at
+        batch = state.batches[worker.rolling]
+        return at + sum(foresight.unit_s(unit, worker.kind) for unit in batch.rollout[batch.issued :])
+
+    def _count(self, batch: Batch) -> None:
+        state, group = self._state, self._state.shape.group_of(batch.id)
+        update, scope = batch.update - self._first, self._scope_of[group]
+        ready = len(batch.open) - len(batch.running)
+        if update < self._done:
+            return
+        for name in batch.running.values():
+            self._trained[update] = max(self._trained[update], self._free.get(name, state.now))
+        self._left[update] += ready
+        if batch.advantages is not None:
+            self._pool[update] += ready
+            return
+        self._scored.discard(scope)
+        self._yields[scope][update] += ready
+        if not state.ledger.holders(batch.id):
+            if batch.roller is None:
+                self._waiting[group] += 1
+                return
+            self._ready_at[scope] = max(self._ready_at[scope], self._free.get(batch.roller, state.now) + self._score_s)
+        elif batch.scores is None:
+            self._ready_at[scope] = max(self._ready_at[scope], state.now + self._score_s)
+
+    def outlook(self, resting: Collection[Worker]) -> Outlook:
+        """All of it as an Outlook."""
+        state, updates, done = self._state, self._state.shape.updates, self._done
+        sizes = Sizes(
+            hands=tuple(self._hand(worker) for worker in self._workers),
+            score_s=self._score_s,
+            step_s=self._step_s(),
+            scope_of=self._scope_of,
+            yields=tuple(
+                tuple((update - done, units) for update, units in sorted(found.items())) for found in self._yields
+            ),
+        )
+        last = [next(reversed(worker.device), None) for worker in self._workers]
+        return Outlook(
+            sizes,
+            state.now,
+            free=[self._free[worker.name] for worker in self._workers],
+            rollout=[isinstance(unit, RolloutUnit) for unit in last],
+            resting=frozenset(i for i, worker in enumerate(self._workers) if worker in resting),
+            waiting=self._waiting,
+            ready_at=self._ready_at,
+            scored=frozenset(self._scored),
+            pool=self._pool[done:updates],
+            left=self._left[done:updates],
+            trained=[max(state.now, at) for at in self._trained[done:updates]],
+        )
+
+    def _hand(self, worker: Worker) -> Hand:
+        state, foresight = self._state, self._foresight
+        takes = state.layout.takes(worker, state.stage)
+        rolls = "rollout" in worker.roles
+        micro_batches = state.shape.micro_batches(state.version)
+        train_s = []
+        for update in range(self._done, state.shape.updates):
+            group = update * state.shape.groups_per_update
+            units = state.shape.train_units(micro_batches[group * state.shape.micro_batches_per_group])
+            train_s.append(sum(foresight.unit_s(unit, worker.kind) for unit in units) / len(units))
+        switch_s = foresight.costs.of_kind(worker.kind).switch_s
+        return Hand(
+            rollout_s=foresight.rollout_s(worker.kind),
+            train_s=tuple(train_s),
+            switch_s=switch_s or 0.0,
+            rolls=rolls,
+            trains="train" in worker.roles,
+            helps=not rolls and "rollout" in takes,
+        )
+
+    def _step_s(self) -> float:
+        """Merging, the optimiser step, its commit and the installation of the new adapter, in that order."""
+        state, foresight = self._state, self._foresight
+        lead = state.fleet.workers.get(state.lead or "", self._workers[0])
+        moves = foresight.costs.of_kind(lead.kind).install_s or 0.0
+        return 3 * moves + foresight.unit_s(UpdateUnit(state.theta + 1), lead.kind)

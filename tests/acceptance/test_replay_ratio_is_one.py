@@ -1,0 +1,50 @@
+"""A1. Symptom: next latents were stored in bfloat16 after the float32 ones had been scored; ratios left the clip range
+although no weight had changed.
+
+Rule: from rollout over the wire to the trainer, a replay under the same weights has ratio 1 and a log-prob within 1e-6
+of the one noted at rollout. With the casts in the wrong order this test fails. (tests/unit/test_training.py has the
+same inside one process, with guidance.)
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from digenrl.config import RunConfig
+from faults import Faults, installed
+from runs import Ground, small
+
+LIMIT = 1e-6
+
+
+def config(*overrides: str) -> RunConfig:
+    """One update on fresh samples, which travel to another worker to be trained on."""
+    return small("iterations=1", "evaluation.every=0", "algorithm.updates_per_iteration=1", *overrides)
+
+
+@pytest.fixture(scope="module")
+def ground() -> Iterator[Ground]:
+    found = Ground(2)
+    yield found
+    found.close()
+
+
+def gap(ground: Ground, *overrides: str) -> float:
+    (report,) = ground.run(config(*overrides)).reports
+    assert report.metrics["ratio"] == report.metrics["ratio_max"] == 1
+    assert report.metrics["clipped"] == 0
+    return report.metrics["logp_gap_max"]
+
+
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize("sampler", ["flow_sde", "cps"])
+def test_frozen_weights(ground: Ground, sampler: str, dtype: str) -> None:
+    # One timestep at a time: a bfloat16 kernel gives other bits for another batch.
+    assert gap(ground, f"algorithm.sampler={sampler}", f"model.dtype={dtype}", "schedule.timestep_batch=1") < LIMIT
+
+
+def test_storing_what_was_not_scored_is_noticed(ground: Ground) -> None:
+    with installed(ground, Faults(round_stored=True)):
+        assert gap(ground) > 10 * LIMIT

@@ -1,0 +1,146 @@
+"""A checkpoint holds the weights, the iteration count and the history of one moment, whatever order they came in."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from digenrl.configure import load_config
+from flows.checkpointing import Checkpointer, restore
+from flows.history import History
+from storage import checkpoints
+from workers.listener import Evaluation, IterationReport, TrainerState
+
+#: Optimiser steps of an iteration of tiny-smoke.
+UPDATES = 2
+
+
+class Run:
+    """What a checkpointer hears of a run."""
+
+    def __init__(self, root: Path, every: int) -> None:
+        config = load_config("tiny-smoke", ["iterations=9", f"checkpoint.every={every}"])
+        self.root = root
+        self.history = History()
+        self.checkpointer = Checkpointer(root, config, self.history)
+        self.checkpointer.extra["mlflow_run_id"] = "abc"
+
+    def publish(self, version: int) -> None:
+        theta = version * UPDATES
+        weights = {"w": torch.full((2,), float(theta))}
+        self.checkpointer.published(version, TrainerState(theta, weights, {"step": torch.tensor(theta)}, f"h{theta}"))
+
+    def close(self, iteration: int) -> None:
+        report = IterationReport(iteration, 1.0, [0.5], {}, 6, {}, 0, {}, {"worker 0": 0.5})
+        self.history.iteration_closed(report)
+        self.checkpointer.iteration_closed(report)
+
+    def saved(self) -> list[str]:
+        return sorted(path.parent.name[:11] for path in self.root.glob("step-*/manifest.json"))
+
+
+def go(work: Callable[[], object], run: Run) -> None:
+    """Do `work` on an event loop, let background saves end, and finish."""
+
+    async def main() -> None:
+        work()
+        while any(task is not asyncio.current_task() for task in asyncio.all_tasks()):
+            await asyncio.sleep(0.001)
+        await run.checkpointer.finish()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize("published_first", [True, False])
+def test_every_second_iteration_and_the_last_are_saved(tmp_path: Path, published_first: bool) -> None:
+    run = Run(tmp_path, every=2)
+
+    async def main() -> None:
+        for iteration in range(5):
+            steps = [lambda i=iteration: run.publish(i + 1), lambda i=iteration: run.close(i)]
+            for step in steps if published_first else reversed(steps):
+                step()
+            while any(task is not asyncio.current_task() for task in asyncio.all_tasks()):
+                await asyncio.sleep(0.001)
+        await run.checkpointer.finish()
+
+    asyncio.run(main())
+    assert run.saved() == ["step-000002", "step-000004", "step-000005"]
+    for info in (checkpoints.latest(tmp_path), run.checkpointer.last):
+        assert info is not None
+        assert info.iteration == 5
+    restored = restore(tmp_path)
+    assert restored is not None
+    iteration, state, checkpoint = restored
+    assert (iteration, state.theta, state.adapter_hash) == (5, 10, "h10")
+    assert state.adapter["w"].tolist() == [10.0, 10.0]
+    assert checkpoint.state["mlflow_run_id"] == "abc"
+    assert [row.iteration for row in History.from_state(checkpoint.state["history"]).rows] == [0, 1, 2, 3, 4]
+
+
+@pytest.mark.parametrize(("published", "closed"), [(2, 3), (3, 2)])
+def test_a_run_that_stops_between_the_two_saves_what_belongs_together(
+    tmp_path: Path, published: int, closed: int
+) -> None:
+    run = Run(tmp_path, every=0)
+
+    def work() -> None:
+        run.publish(published)
+        for iteration in range(closed):
+            run.close(iteration)
+        for version in (0, 2, 3):
+            run.history.evaluated(Evaluation(version, {}, {}))
+
+    go(work, run)
+    restored = restore(tmp_path)
+    assert restored is not None
+    iteration, state, checkpoint = restored
+    assert (iteration, state.theta) == (published, published * UPDATES)
+    history = History.from_state(checkpoint.state["history"])
+    assert [row.iteration for row in history.rows] == list(range(min(published, closed)))
+    assert max(history.evaluations) == published
+
+
+def test_nothing_published_is_nothing_saved(tmp_path: Path) -> None:
+    run = Run(tmp_path, every=1)
+    go(lambda: None, run)
+    assert run.checkpointer.last is None
+    assert restore(tmp_path) is None
+
+
+def test_storage_that_fails_for_a_while_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    root = tmp_path / "checkpoints"
+    root.write_text("a file where the directory should be")
+    run = Run(root, every=1)
+
+    def first() -> None:
+        run.publish(1)
+        run.close(0)
+
+    async def main() -> None:
+        first()
+        while any(task is not asyncio.current_task() for task in asyncio.all_tasks()):
+            await asyncio.sleep(0.001)
+        root.unlink()
+        run.publish(2)
+        run.close(1)
+        await run.checkpointer.finish()
+
+    with caplog.at_level(logging.WARNING):
+        asyncio.run(main())
+    (record,) = caplog.records
+    assert record.getMessage().startswith("the checkpoint after 1 iterations was not saved: ")
+    assert run.saved() == ["step-000002"]
+
+
+def test_a_last_checkpoint_that_cannot_be_saved_is_an_error(tmp_path: Path) -> None:
+    root = tmp_path / "checkpoints"
+    root.write_text("a file where the directory should be")
+    run = Run(root, every=0)
+    with pytest.raises(OSError, match="checkpoints"):
+        go(lambda: run.publish(1), run)
