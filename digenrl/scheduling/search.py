@@ -142,7 +142,8 @@ class _Survey:
         self._ready_at = [state.now] * count
         self._scored = set(range(count))
         self._yields: list[defaultdict[int, int]] = [defaultdict(int) for _ in range(count)]
-        self._pool, self._left, self._trained = ([0] * shape.updates for _ in range(3))
+        self._pool, self._left = ([0] * shape.updates for _ in range(2))
+        self._trained = [0.0] * shape.updates
         self._score_s = max(
             foresight.unit_s(ScoreUnit(shape.micro_batches(state.version)[0]), w.kind) for w in workers
         ) + max(foresight.transfer_s(w) for w in workers)
