@@ -1,5 +1,8 @@
 # DigenRL. `make train` and `make test` need nothing but Python 3.11 or 3.12 and make.
-PYTHON ?= $(shell command -v python3.12 || command -v python3.11 || echo python3)
+# The first of these that runs and is new enough; a version manager's shim may exist and not run.
+PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
+  $$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null && { echo $$p; exit; }; done; \
+  echo python3)
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 DEVICE ?= cpu
@@ -43,6 +46,6 @@ learn: $(VENV)/.installed ## Train tiny-ocr with seeds 0, 1, 2 and write the tab
 	@$(BIN)/python benchmarks/learn.py
 
 clean: ## Remove .venv and the services' state; runs/ too with ALL=1
-	@if [ -x $(BIN)/digenrl ]; then $(BIN)/digenrl stop || true; fi
+	@if [ -x $(BIN)/digenrl ]; then $(BIN)/digenrl stop; fi
 	rm -rf $(VENV) runs/.services build dist .mypy_cache .ruff_cache .pytest_cache .hypothesis
 	@if [ "$(ALL)" = 1 ]; then rm -rf runs; fi

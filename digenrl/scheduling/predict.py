@@ -70,7 +70,7 @@ class TimedSimulation(Simulation):
         run = lane.next()
         if run is None:
             return
-        worker.check(run)
+        worker.begin(run, self.scheduler.shape)
         on_device = lane is worker.device
         delay = self._model.between_s(self._previous.get(worker.name) if on_device else None, run.unit, worker.kind)
         if on_device:

@@ -284,9 +284,7 @@ class Simulation:
     def _start(self, worker: SimWorker, lane: Lane) -> None:
         run = lane.next()
         if run is not None:
-            worker.check(run)
-            if isinstance(run.unit, TrainUnit | UpdateUnit):
-                worker.fold(run.theta + 1, run.closings, self.scheduler.shape)
+            worker.begin(run, self.scheduler.shape)
             seconds = self._costs.unit_s(run.unit, worker.kind)
             self._at(self._now + seconds, lambda: self._end(worker, lane, run, seconds))
 
