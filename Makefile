@@ -6,6 +6,8 @@ PYTHON ?= $(shell for p in python3.12 python3.11 python3; do \
 VENV   ?= .venv
 BIN    := $(VENV)/bin
 DEVICE ?= cpu
+SHELL := /bin/bash
+.SHELLFLAGS := -o pipefail -c
 export PYTHONSAFEPATH = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
@@ -21,9 +23,9 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	  "DigenRL needs Python 3.11 or 3.12, found %d.%d; set PYTHON=/path/to/python3.12" % v)'
 	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing DigenRL and its dependencies into $(VENV) (about 2 GB, a few minutes the first time)"
-	@$(BIN)/python -m pip install --quiet --upgrade pip
-	@$(BIN)/python -m pip install --progress-bar on -c constraints.txt -e '.[dev]' \
-	  | grep --line-buffered -E '^(Downloading|Installing|Successfully)' | cut -c1-100 || true
+	@$(BIN)/python -m pip install --quiet --upgrade pip 2>/dev/null
+	@$(BIN)/python -m pip install --progress-bar off -c constraints.txt -e '.[dev]' 2>&1 | tee $(VENV)/install.log \
+	  | { grep --line-buffered -E '^ *(Downloading|Installing|Successfully|ERROR)' | cut -c1-100 || true; }
 	@$(BIN)/digenrl --version
 	@touch $@
 
