@@ -17,7 +17,7 @@ import platform
 import resource
 import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from multiprocessing import get_context
@@ -31,11 +31,22 @@ from digenrl.identity import SampleId
 from digenrl.scheduling import Digenrl, RunShape, Scheduler, Verdict
 from digenrl.scheduling import messages as m
 from digenrl.scheduling.costs import CostModel
-from digenrl.scheduling.predict import TimedSimulation
+from digenrl.scheduling.simulate import Costs, Simulation
+from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, UpdateUnit
 
-KINDS: Mapping[str, Mapping[str, Any]] = {
-    "fast": {"rollout_step_s": 1.0, "train_s": {1: 1.5}, "score_s": 0.5, "update_s": 0.5, "transfer_s": 0.01},
-    "slow": {"rollout_step_s": 1.7, "train_s": {1: 2.5}, "score_s": 0.5, "update_s": 0.8, "transfer_s": 0.01},
+#: Seconds of the units, and how many times longer they take on each kind of worker.
+SECONDS = {RolloutUnit: 1.0, ScoreUnit: 0.5, TrainUnit: 1.5, UpdateUnit: 0.5}
+SLOWNESS = {"fast": 1.0, "slow": 1.7}
+
+PROFILE: Mapping[str, Mapping[str, Any]] = {
+    kind: {
+        "rollout_step_s": slowness * SECONDS[RolloutUnit],
+        "train_s": {1: slowness * SECONDS[TrainUnit]},
+        "score_s": slowness * SECONDS[ScoreUnit],
+        "update_s": slowness * SECONDS[UpdateUnit],
+        "transfer_s": 0.01,
+    }
+    for kind, slowness in SLOWNESS.items()
 }
 
 Foresight = str  # none, costs or search
@@ -106,7 +117,7 @@ class Reading:
     peak_bytes: int
 
 
-class _Metered(TimedSimulation):
+class _Metered(Simulation):
     """Counts decisions and the time they take."""
 
     decisions = events = 0
@@ -130,24 +141,27 @@ def measure(setting: Setting) -> Reading:
     """Simulate one run."""
     gc.set_threshold(50_000, 20, 100)
     shape = setting.shape
-    model: Callable[[], CostModel] = lambda: CostModel.from_profile(shape, KINDS)  # noqa: E731
     scheduler = Scheduler(
         shape,
         Digenrl(max(1, setting.workers // 3)),
         _everybody,
-        costs=None if setting.foresight == "none" else model(),
+        costs=None if setting.foresight == "none" else CostModel.from_profile(shape, PROFILE),
         search=setting.foresight == "search",
     )
     able: frozenset[m.Capability] = frozenset({"rollout", "train", "score"})
     kinds = ["slow" if setting.mixed and i % 2 else "fast" for i in range(setting.workers)]
     joins = [(0.0, m.WorkerJoined(f"w{i}", kind, able)) for i, kind in enumerate(kinds)]
     before, began = _peak_bytes(), time.process_time()
-    simulation = _Metered(scheduler, model(), joins)
+    simulation = _Metered(scheduler, costs=Costs(_unit_s, lambda command: 0.01), incidents=joins)
     simulation.keep = setting.keep
     if not simulation.run().finished:
         raise RuntimeError(f"the run does not come to its end: {simulation.result}")
     total_s = time.process_time() - began
     return Reading(simulation.decisions, simulation.events, simulation.core_s, total_s, _peak_bytes() - before)
+
+
+def _unit_s(unit: Unit, kind: str) -> float:
+    return SECONDS[type(unit)] * SLOWNESS[kind]
 
 
 def _peak_bytes() -> int:

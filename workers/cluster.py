@@ -39,6 +39,9 @@ async def open_cluster(config: ClusterConfig) -> AsyncIterator[Client]:
         "distributed.worker.memory.spill": False,
         "distributed.worker.memory.pause": False,
         "distributed.worker.memory.terminate": False,
+        # So long after a loss a local cluster looks, once, and gives a worker up for good if it is not there: it may be
+        # starting again after another loss. A nanny that cannot start its worker gives up by itself.
+        "distributed.deploy.lost-worker-timeout": "7 days",
         # Units may hold the GIL for a while (model loading); this only silences the log line about it.
         "distributed.admin.tick.limit": "30s",
     }

@@ -34,7 +34,7 @@ class Worker:
         device: units outstanding on the device lane, in order of dispatch.
         cpu: units outstanding on the cpu lane. A score unit waiting for its trajectory to arrive counts.
         rolling: the trajectory it has begun and whose later units are not all dispatched.
-        since: when the first of the units on the device was begun.
+        until: when the device is predicted to have done what is on it.
     """
 
     name: str
@@ -46,7 +46,7 @@ class Worker:
     device: dict[Unit, None] = field(default_factory=dict)
     cpu: dict[Unit, None] = field(default_factory=dict)
     rolling: MicroBatchId | None = None
-    since: float = 0.0
+    until: float = 0.0
 
     @property
     def load(self) -> int:

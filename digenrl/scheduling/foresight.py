@@ -33,12 +33,17 @@ class Foresight:
             self._kinds.add(event.kind)
         self.costs.observe(event)
 
+    def given(self, unit: Unit, worker: Worker, now: float) -> None:
+        """A device was given a unit."""
+        worker.until = max(now, worker.until) + self.unit_s(unit, worker.kind)
+
+    def ended(self, worker: Worker, now: float) -> None:
+        """A device ended a unit and begins the next one it has, if any."""
+        worker.until = now + sum(self.unit_s(unit, worker.kind) for unit in worker.device)
+
     def free_at(self, worker: Worker, now: float) -> float:
         """When the device has done what it has been given; `now` if it is idle or late."""
-        if not worker.device:
-            return now
-        seconds = sum(self.costs.seconds(unit, worker.kind) for unit in worker.device)
-        return max(now, worker.since + seconds)
+        return max(now, worker.until) if worker.device else now
 
     def rollout_s(self, kind: str) -> float:
         """A whole trajectory of a micro-batch."""
@@ -78,5 +83,6 @@ class Foresight:
                 break
             theirs = needs(other.kind)
             if other is not worker and theirs > 0 and now + theirs < end:
-                count += max(0, math.ceil((end - self.free_at(other, now)) / theirs - 1e-9) - 1)
+                left = end - max(now, other.until) if other.device else end - now
+                count += max(0, math.ceil(left / theirs - 1e-9) - 1)
         return min(count, most)

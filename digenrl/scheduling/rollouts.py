@@ -51,13 +51,14 @@ class Rollouts:
                 if iteration < self._state.version:
                     del self._train[iteration]
                 continue
-            skip = self._better_left(line, worker) if self._state.foresight is not None else 0
-            if worker.device and (skip == len(line) or not self._may_queue_ahead(line, worker)):
+            if worker.device and not self._may_queue_ahead(line, worker):
                 return False
+            skip = self._better_left(line, worker) if self._state.foresight is not None else 0
             if skip < len(line) and self._start(line, worker, skip):
                 return True
             if skip:
-                self._state.declined.add(worker.name)
+                if not worker.device:
+                    self._state.declined.add(worker.name)
                 return False
         return False
 

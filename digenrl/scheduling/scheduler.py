@@ -11,7 +11,8 @@ A micro-batch goes through these stages:
     training.py    its train units run on its trainer, which holds the adapter of the step before
     updates.py     the contributions of an update are merged on the lead; it steps; the result is committed
     pipeline.py    connects these stages
-    scheduler.py   after the last update of an iteration: publish, close, begin the next; and hands out units
+    iterations.py  after the last update of an iteration: publish, close, begin the next
+    scheduler.py   events come in, units are handed out
 
 With stale groups (TCSS) two iterations are open: those groups of the next one are generated, scored and sent to their
 trainers while the iteration in progress is trained. Training goes strictly by iteration.
@@ -45,11 +46,11 @@ from heapq import heapify, heappop, heappush
 
 from digenrl.scheduling import messages as m
 from digenrl.scheduling.adapters import Adapters
-from digenrl.scheduling.batches import Batch
 from digenrl.scheduling.costs import CostModel
 from digenrl.scheduling.evaluation import Evaluations
 from digenrl.scheduling.fleet import Worker
 from digenrl.scheduling.foresight import Foresight
+from digenrl.scheduling.iterations import Iterations
 from digenrl.scheduling.pipeline import Pipeline
 from digenrl.scheduling.policies import Layout
 from digenrl.scheduling.progress import Progress, describe, measure
@@ -114,11 +115,7 @@ class Scheduler:
         """
         if streaming and std_scope != "group":
             raise ValueError(f"std_scope={std_scope!r} cannot be combined with streaming; use 'group'")
-        self._last = shape.iterations - 1
         self._over = False
-        # The last iteration in the books, and its micro-batches that have to wait for its version.
-        self._foreseen = self._last
-        self._fresh: dict[int, list[Batch]] = {}
         self._state = state = State(
             shape,
             layout,
@@ -135,24 +132,34 @@ class Scheduler:
             self._search = BubbleSearch(state, state.foresight, std_scope) if search else None
         self._rollouts = Rollouts(state, gap=gap)
         self._scoring = Scoring(state)
-        self._scopes = Scopes(shape, std_scope, advantages)
-        self._streams = Streams(state, enabled=streaming, max_open_groups=max_open_groups)
-        self._training = Training(state, self._streams)
+        scopes = Scopes(shape, std_scope, advantages)
+        streams = Streams(state, enabled=streaming, max_open_groups=max_open_groups)
+        self._training = Training(state, streams)
         self._adapters = Adapters(state)
-        self._updates = Updates(state, self._adapters, self._training, self._streams, max_bad_updates=max_bad_updates)
+        self._updates = Updates(state, self._adapters, self._training, streams, max_bad_updates=max_bad_updates)
         self._evaluations = Evaluations(state)
         self._pipeline = Pipeline(
             state,
             self._rollouts,
             self._scoring,
-            self._scopes,
+            scopes,
             self._training,
             self._updates,
             self._evaluations,
-            self._streams,
+            streams,
             max_failed_share=max_failed_share,
         )
-        self._begin()
+        self._iterations = Iterations(
+            state,
+            scopes,
+            streams,
+            self._training,
+            self._updates,
+            self._adapters,
+            self._evaluations,
+            self._pipeline,
+        )
+        self._iterations.begin()
 
     def handle(self, event: m.Event, now: float) -> list[m.Command]:
         """Take note of an event and decide what follows.
@@ -186,7 +193,7 @@ class Scheduler:
 
     def stop_after(self, iteration: int) -> None:
         """Let `iteration` be the last one, or the one in progress if that is later."""
-        self._last = min(self._last, max(iteration, self._state.version))
+        self._iterations.last = min(self._iterations.last, max(iteration, self._state.version))
 
     def progress(self) -> Progress:
         """Where the run is."""
@@ -213,7 +220,7 @@ class Scheduler:
                     self._adapters.installed(worker, event.theta)
             case m.Committed():
                 if self._updates.committed(event.theta) and self._updates.finished:
-                    self._all_committed()
+                    self._iterations.all_committed()
             case m.WorkerJoined():
                 self._on_joined(event)
             case m.WorkerDraining():
@@ -314,82 +321,6 @@ class Scheduler:
         self._adapters.provide_all()
         self._pipeline.tend_all()
 
-    # --- iterations ---
-
-    def _begin(self) -> None:
-        """Open the iteration of the current version, if there is one, and the version's evaluation.
-
-        Stale groups of the iteration after it are opened as well: they need nothing but the current version.
-        """
-        state, shape = self._state, self._state.shape
-        opened = self._evaluations.begin()
-        if state.version <= self._last:
-            if state.version not in self._fresh:
-                opened += self._foresee(state.version)
-            opened += self._fresh.pop(state.version)
-            if shape.stale_groups and state.version < self._last:
-                opened += self._foresee(state.version + 1)
-            self._training.forget_loads()
-            self._updates.begin()
-        self._pipeline.open(opened)
-        if state.version <= self._last:
-            self._pipeline.begin()
-
-    def _foresee(self, iteration: int) -> list[Batch]:
-        """Take an iteration into the books. Returns its stale micro-batches; the others wait in `_fresh`."""
-        shape = self._state.shape
-        batches = [Batch.of(shape, micro_batch) for micro_batch in shape.micro_batches(iteration)]
-        self._scopes.open(batches)
-        self._updates.open(iteration, batches)
-        self._foreseen = iteration
-        self._fresh[iteration] = [batch for batch in batches if not shape.staleness(batch.id)]
-        return [batch for batch in batches if shape.staleness(batch.id)]
-
-    def _discard_excess(self) -> None:
-        """The run is to stop before an iteration of which stale groups have been begun."""
-        for batch in [b for b in self._state.batches.values() if b.id.phase == "train" and b.id.iteration > self._last]:
-            self._pipeline.discard(batch)
-        self._foreseen = self._last
-
-    def _all_committed(self) -> None:
-        """The last update of the iteration is committed: its trajectories have served."""
-        self._state.stage = "publish"
-        version = self._state.version
-        for batch in [b for b in self._state.batches.values() if b.id.phase == "train" and b.id.iteration == version]:
-            self._state.release(batch)
-        self._state.wake_all()
-
-    @property
-    def _may_publish(self) -> bool:
-        return (
-            self._state.version <= self._last
-            and self._updates.finished
-            and not self._evaluations.running
-            and self._state.lead in self._state.ledger.adapters(self._state.theta)
-        )
-
-    def _publish(self) -> None:
-        """Close the iteration, and go on with the next version."""
-        state = self._state
-        assert state.lead is not None
-        iteration = state.version
-        state.version += 1
-        state.emit(m.Publish(state.version, state.theta, state.lead))
-        self._streams.begin(self._scopes.mean_reward(iteration))
-        trained, excluded, skipped = self._updates.accounts.pop(iteration).close()
-        state.emit(m.CloseIteration(iteration, trained, excluded, skipped))
-        self._scopes.forget(iteration)
-        oldest = min(state.version_thetas)
-        state.ledger.driver = {theta for theta in state.ledger.driver if theta >= oldest}
-        self._adapters.retire()
-        self._begin()
-        if not self._finished:
-            self._adapters.provide_all()
-
-    @property
-    def _finished(self) -> bool:
-        return self._state.version > self._last and not self._evaluations.running
-
     # --- handing out ---
 
     def _fill(self) -> None:
@@ -397,11 +328,8 @@ class Scheduler:
         self._updates.advance()
         if self._state.disturbed:
             self._pipeline.tend_all()
-        if self._foreseen > self._last:
-            self._discard_excess()
-        if self._may_publish:
-            self._publish()
-        if self._finished:
+        self._iterations.advance()
+        if self._iterations.finished:
             self._over = True
             self._state.emit(m.Finished())
             return
@@ -441,7 +369,7 @@ class Scheduler:
             return True
         if not self._rollouts.waiting or self._training.expects(worker):
             return False
-        return self._search is None or self._search.inserts(worker)
+        return self._search is None or self._search.inserts(worker, self._rollouts.waiting)
 
 
 def _turn(worker: Worker) -> tuple[int, bool, int, str]:

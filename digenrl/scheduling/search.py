@@ -28,8 +28,9 @@ from digenrl.scheduling.units import RolloutUnit, ScoreUnit, UpdateUnit
 #: When the iteration ends, and the sum of the times at which its train units do.
 Value = tuple[float, float]
 
-#: Share of the fleet's time that may go into searching, and seconds one unit takes in an Outlook, roughly.
-_SHARE, _STEP_S = 0.01, 5e-6
+#: Share of the time that may go into searching; seconds one unit takes in an Outlook, roughly; and how many of those
+#: steps it takes to count one micro-batch in a survey.
+_SHARE, _STEP_S, _SURVEY_STEPS = 0.01, 5e-6, 0.2
 
 #: Decisions of trainers that are branched on.
 _MOST_DEPTH = 5
@@ -46,20 +47,17 @@ class BubbleSearch:
         self.searches = 0
         self.steps = 0
 
-    def inserts(self, worker: Worker) -> bool:
-        """Whether this idle trainer is to begin one of the trajectories that wait."""
+    def inserts(self, worker: Worker, waiting: int) -> bool:
+        """Whether this idle trainer is to begin one of the trajectories of which so many wait."""
+        state, budget = self._state, self._budget()
         self._skipped.discard(worker.name)
-        staying = [w for w in self._state.fleet.workers.values() if not w.draining]
+        if state.stuck or _SURVEY_STEPS * len(state.batches) + 2 * waiting > budget:
+            return True
+        staying = [w for w in state.fleet.workers.values() if not w.draining]
         resting = [w for w in staying if w is worker or (w.name in self._skipped and not w.device)]
-        base = survey(self._state, self._foresight, self._std_scope, staying, resting)
+        base = survey(state, self._foresight, self._std_scope, staying, resting)
         place = staying.index(worker)
-        budget = self._budget()
-        if (
-            self._state.stuck
-            or not base.is_choice(place)
-            or 2 * base.units > budget
-            or self._better(base, place, budget)
-        ):
+        if not base.is_choice(place) or 2 * base.units > budget or self._better(base, place, budget):
             return True
         self._skipped.add(worker.name)
         return False

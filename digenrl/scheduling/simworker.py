@@ -103,7 +103,13 @@ class SimWorker:
         """The lane of a unit."""
         return self.device if unit.lane == "device" else self.cpu
 
-    def check(self, run: Run) -> None:
+    def begin(self, run: Run, shape: RunShape) -> None:
+        """A unit begins. What it is told of closed groups comes first, so it counts even if the unit fails."""
+        self._check(run)
+        if isinstance(run.unit, TrainUnit | UpdateUnit):
+            self._fold(run.theta + 1, run.closings, shape)
+
+    def _check(self, run: Run) -> None:
         """Assert that a unit that is about to begin finds what it needs."""
         match run.unit:
             case RolloutUnit(micro_batch, first, _):
@@ -158,7 +164,7 @@ class SimWorker:
             raise SimulationError(f"{self.name} would count {next(iter(twice)).label} twice for theta {theta}")
         mine |= other
         self.waiting |= source.waiting & other.keys()
-        self.fold(theta, closings, shape)
+        self._fold(theta, closings, shape)
 
     def drop(self, ref: Ref) -> None:
         """Forget something."""
@@ -172,7 +178,7 @@ class SimWorker:
                 self.adapters.discard(theta)
                 self.optimizers.discard(theta)
 
-    def fold(self, theta: int, closings: Closings, shape: RunShape) -> None:
+    def _fold(self, theta: int, closings: Closings, shape: RunShape) -> None:
         """Groups are closed: those without statistics are dropped, which without a KL term is nobody taking part."""
         accumulator = self.accumulators.get(theta, {})
         for unit in [unit for unit in self.waiting if unit in accumulator]:

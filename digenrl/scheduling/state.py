@@ -163,17 +163,18 @@ class State:
         closings: dict[int, GroupStatistics | None] | None = None,
     ) -> None:
         """Give a unit to a worker, which has room for it."""
-        if not worker.device and unit.lane == "device":
-            worker.since = self.now
         self.fleet.give(unit, worker)
+        if self.foresight is not None and unit.lane == "device":
+            self.foresight.given(unit, worker, self.now)
         streamed = (rewards or {}, baseline, closings or {})
         self.emit(Run(unit, worker.name, theta, priority, advantages or {}, old_theta, depends_on, *streamed))
 
     def take(self, unit: Unit, worker: Worker) -> bool:
         """A unit ended. Returns whether it was outstanding on that worker."""
-        if unit.lane == "device":
-            worker.since = self.now
-        return self.fleet.take(unit, worker)
+        expected = self.fleet.take(unit, worker)
+        if self.foresight is not None and unit.lane == "device":
+            self.foresight.ended(worker, self.now)
+        return expected
 
     def drop(self, ref: Ref, worker: str) -> None:
         """Tell a worker to forget something, if it is still there."""

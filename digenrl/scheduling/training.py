@@ -108,20 +108,17 @@ class Training:
     def take_over(self, worker: Worker) -> bool:
         """Move a ready micro-batch to an idle trainer from the one with the most of them, if that brings it forward."""
         state, update = self._state, self._state.theta + 1
-        if worker.device or not self._entries[update] or self.expects(worker):
+        if worker.device or not self._entries[update] or state.step.seals(worker.name) or self.expects(worker):
             return False
-        chosen: list[Batch] = []
-        for other in state.trainers:
-            if other is not worker and len(self._ready.get(other.name, ())) > len(chosen):
-                movable = self._movable(other, worker)
-                chosen = movable if len(movable) > len(chosen) else chosen
-        if not chosen:
-            return False
-        batch = chosen[-1]
-        self.unassign(batch)
-        self._assign(batch, worker.name)
-        self.place(batch)
-        return True
+        others = [w for w in state.trainers if w is not worker and self._ready.get(w.name)]
+        for other in sorted(others, key=lambda w: -len(self._ready[w.name])):
+            batch = self._movable(other, worker)
+            if batch is not None:
+                self.unassign(batch)
+                self._assign(batch, worker.name)
+                self.place(batch)
+                return True
+        return False
 
     def redo(self, batch: Batch, unit: TrainUnit) -> int:
         """The unit's contribution is lost, or the unit failed: it has to run again, if any of its samples takes part.
@@ -205,23 +202,17 @@ class Training:
         )
         return best.name if best is not None else None
 
-    def _movable(self, other: Worker, worker: Worker) -> list[Batch]:
-        """Ready micro-batches of another trainer that this one would train on earlier."""
-        batches, update = self._state.batches, self._state.theta + 1
-        if self._state.step.seals(worker.name):
-            return []
-        line: dict[MicroBatchId, list[TrainUnit]] = {}
-        for theta, _, _, unit in sorted(self._ready.get(other.name, ())):
-            if theta == update:
-                line.setdefault(unit.micro_batch, []).append(unit)
-        found, before = [], 0
-        for micro_batch, units in line.items():
-            batch = batches[micro_batch]
-            may = batch.closed and worker.name not in batch.avoid and self._may_run(batch, worker.name)
-            if may and self._is_earlier(units, worker, other, before):
-                found.append(batch)
-            before += len(units)
-        return found
+    def _movable(self, other: Worker, worker: Worker) -> Batch | None:
+        """The last ready micro-batch in another trainer's line, if this one may train on it and would do so earlier."""
+        update = self._state.theta + 1
+        line = [entry for entry in self._ready[other.name] if entry[0] == update]
+        if not line:
+            return None
+        last = max(line)[-1].micro_batch
+        batch = self._state.batches[last]
+        units = [entry[-1] for entry in line if entry[-1].micro_batch == last]
+        may = batch.closed and worker.name not in batch.avoid and self._may_run(batch, worker.name)
+        return batch if may and self._is_earlier(units, worker, other, len(line) - len(units)) else None
 
     def _is_earlier(self, units: list[TrainUnit], worker: Worker, other: Worker, before: int) -> bool:
         """Whether an idle trainer ends these units earlier than another one, which has some others to run before."""
