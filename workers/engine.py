@@ -33,6 +33,9 @@ from workers.receipts import Assignment, Drops, Receipt, RunSetup
 #: Without news for this long while nothing is outstanding, the run has stalled.
 STALL_S = 60.0
 
+#: How long what is still under way at the end of a run may take to end by itself.
+CLOSE_S = 1.0
+
 #: How often the scheduler is told that time passes.
 TICK_S = 1.0
 
@@ -162,15 +165,16 @@ class Engine:
         return RunFailed(self._fleet.named("; ".join(filter(None, (reason, self._fleet.obituary)))))
 
     async def _close(self) -> None:
-        units = list(self._outstanding.values())
-        for unit in units:
-            unit.outcome.cancel()
-        tasks = [*self._background, *(unit.waiter for unit in units)]
-        for task in tasks:
+        units = list(self._outstanding)
+        for unit, worker in units:
+            self._withdraw(unit, worker)
+        if self._background:
+            # Withdrawn units end by themselves at once; what moves data may not.
+            await asyncio.wait(self._background, timeout=CLOSE_S)
+        remaining = list(self._background)
+        for task in remaining:
             task.cancel()
-        await asyncio.gather(*tasks, return_exceptions=True)
-        if self._client.status == "running":
-            await self._client.cancel([unit.future for unit in units], force=True)
+        await asyncio.gather(*remaining, return_exceptions=True)
         await self._fleet.close()
 
     def _spawn(self, work: Callable[..., Awaitable[Any]], *arguments: Any, **named: Any) -> asyncio.Task[None]:
@@ -273,7 +277,8 @@ class Engine:
             failure = error
         if before:
             await asyncio.wait(before)
-        self._forget(run)
+        if not self._forget(run, future):
+            return
         if failure is not None:
             if not outcome.done():
                 outcome.set_exception(failure)
@@ -287,10 +292,14 @@ class Engine:
             outcome.set_result(receipt)
         self._answer(run.worker, m.UnitFinished(run.unit, run.worker, receipt.seconds, receipt.outcome))
 
-    def _forget(self, run: m.Run) -> None:
-        done = self._outstanding.pop((run.unit, run.worker), None)
-        if done is not None:
-            self._done.append(done.future)
+    def _forget(self, run: m.Run, future: Future) -> bool:
+        """A unit ended. False if it was withdrawn before, and nobody wants to know."""
+        outstanding = self._outstanding.get((run.unit, run.worker))
+        if outstanding is None or outstanding.future is not future:
+            return False
+        del self._outstanding[run.unit, run.worker]
+        self._done.append(future)
+        return True
 
     def _release(self) -> None:
         # Dropping a future once the receipt is kept is what stops Dask from computing it again after a loss. After the
@@ -302,8 +311,8 @@ class Engine:
     def _withdraw(self, unit: Unit, worker: str) -> None:
         outstanding = self._outstanding.pop((unit, worker), None)
         if outstanding is not None:
-            outstanding.waiter.cancel()
             outstanding.outcome.cancel()
+            # This ends the waiter too. Cancelling that instead would leave pieces of Dask's own waiting behind.
             self._spawn(self._client.cancel, [outstanding.future], force=True)
 
     def _withdraw_all(self, worker: str) -> None:

@@ -15,6 +15,7 @@ The three plugins stay with the cluster and serve every later run on it.
 
 from __future__ import annotations
 
+import contextlib
 import os
 import platform
 import sys
@@ -141,7 +142,9 @@ class Exits(NannyPlugin):
 
         async def tell(exit_code: int) -> None:
             if nanny.status == Status.running:  # otherwise it was meant to end
-                nanny.log_event(TOPIC, {"op": "exited", "address": nanny.worker_address, "exit_code": exit_code})
+                message = {"op": "exited", "address": nanny.worker_address, "exit_code": exit_code}
+                with contextlib.suppress(OSError):
+                    await nanny.scheduler.log_event(topic=TOPIC, msg=message)
             await react(exit_code)
 
         nanny._on_worker_exit = tell
