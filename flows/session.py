@@ -154,6 +154,8 @@ class Session:
                 max_failed_share=self.config.gates.max_failed_share,
                 max_bad_updates=self.config.gates.max_bad_updates,
                 std_scope=self.config.algorithm.std_scope,
+                streaming=self.config.schedule.streams,
+                max_open_groups=self.config.schedule.max_open_groups,
             ),
             start=self.start,
             prompts_of=functools.lru_cache(maxsize=256)(self._prompts_of),

@@ -122,8 +122,10 @@ class Courier:
                 state = self._states[theta]
                 tensors = join_state(state.adapter, state.optimizer) if command.with_optimizer else state.adapter
                 await self._on(worker, calls.install, ref, Parcel.of(None, tensors), state.adapter_hash)
-            else:
+            elif theta == 0:
                 await self._initialise(worker)
+            else:
+                raise RunFailed(f"adapter theta {theta} is asked of the driver, which does not hold it")
         except OSError as error:
             self._answer(worker, m.TransferFailed(m.AdapterRef(theta), worker, str(error)))
         else:

@@ -56,6 +56,11 @@ def resume(run_name: str, *, prefect_api: str | None) -> None:
         raise ConfigError(
             f"the run {run_name!r} is complete ({summary['iterations']} iterations); nothing is left to resume"
         )
+    if config.stale_groups > 0:
+        raise ConfigError(
+            f"schedule.stale_fraction={config.schedule.stale_fraction}: a run with stale groups cannot be resumed yet, "
+            "since its checkpoints hold one version of the weights only; train again under another name"
+        )
     check(config, home())
     execute(directory, config, resume=True, api=prefect_address(prefect_api))
 

@@ -1,6 +1,6 @@
 """A9. Symptom: a worker that was killed left its work pending for ever, and retries were ignored.
 
-Rule: killed once, the unit is done elsewhere and the run completes (tests/integration/workers/test_lost_workers.py). Killed
+Rule: killed once, the unit is done elsewhere and the run completes (integration/workers/test_lost_workers.py). Killed
 every time, the run fails before a deadline, and the error names unit, worker and how the worker ended. A unit that
 raises every time fails the run after three attempts with what it raised.
 """

@@ -57,14 +57,14 @@ class Program:
         """Likewise."""
         return self.err.read_text()
 
-    def wait(self, timeout_s: float = 120.0) -> int:
+    def wait(self, timeout_s: float = 240.0) -> int:
         """Its exit code."""
         try:
             return self.process.wait(timeout_s)
         except subprocess.TimeoutExpired:
             pytest.fail(f"still running after {timeout_s:.0f} s:\n{self.stdout}\n{self.stderr}")
 
-    def ends(self, code: int, timeout_s: float = 120.0) -> float:
+    def ends(self, code: int, timeout_s: float = 240.0) -> float:
         """Seconds it has taken since its start; fails the test unless it exits with `code`."""
         assert self.wait(timeout_s) == code, f"{self.stdout}\n{self.stderr}"
         return time.monotonic() - self.started
@@ -122,7 +122,7 @@ class Home:
         self._programs.append(Program(process, out, err, time.monotonic()))
         return self._programs[-1]
 
-    def run(self, *argv: str, code: int = 0, timeout_s: float = 120.0) -> Program:
+    def run(self, *argv: str, code: int = 0, timeout_s: float = 240.0) -> Program:
         """Run to the end."""
         program = self.start(*argv)
         program.ends(code, timeout_s)
