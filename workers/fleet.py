@@ -25,6 +25,9 @@ PREPARE_S = 1800.0
 ANSWER_S = 30.0
 GOODBYE_S = 5.0
 
+#: After this long without hearing itself, a fleet calls again.
+ECHO_S = 0.05
+
 
 class FleetError(RuntimeError):
     """No worker can take part in the run; the message says why."""
@@ -70,6 +73,7 @@ class Fleet:
         self._members: dict[str, _Member] = {}
         self._left: set[str] = set()
         self._failures: list[str] = []
+        self._hearing = asyncio.Event()
         self._closed = False
 
     # --- who is there ---
@@ -130,15 +134,22 @@ class Fleet:
         Raises:
             OSError, TimeoutError: the cluster does not answer.
         """
-        # Listening comes first: whoever joins or leaves from here on is heard of.
-        self._client.subscribe_topic(TOPIC, self._on_presence)
         async with asyncio.timeout(ANSWER_S):
+            await self._listen()
             for plugin in (Departures(), Exits(), Presence()):
                 await self._client.register_plugin(plugin)
             found = await self._client.run(card, on_error="ignore")
         for worker in found.values():
             if worker.address not in self._left:
                 self._join(worker)
+
+    async def _listen(self) -> None:
+        """Return once whoever joins or leaves is heard of: a subscription takes effect some time after the call."""
+        self._client.subscribe_topic(TOPIC, self._on_presence)
+        while not self._hearing.is_set():
+            await self._client.log_event(TOPIC, {"op": "echo"})
+            with contextlib.suppress(TimeoutError):
+                await asyncio.wait_for(self._hearing.wait(), ECHO_S)
 
     async def close(self) -> None:
         """Stop listening and free the replicas."""
@@ -162,6 +173,8 @@ class Fleet:
         if self._closed:
             return
         match message["op"]:
+            case "echo":
+                self._hearing.set()
             case "joined":
                 self._join(WorkerCard(**message["card"]))
             case "left":
@@ -205,7 +218,9 @@ class Fleet:
         member.gone.set()
         member.end = how
         if member.preparing is not None:
+            # It may not even have begun, and then would not say that it ended.
             member.preparing.cancel()
+            member.preparing = None
         self._say(f"worker {member.card.name} (pid {member.card.pid}) {how}")
         if member.ready:
             self._emit(WorkerLost(member.card.incarnation))
