@@ -229,8 +229,9 @@ class Engine:
         future = self._client.submit(
             calls.execute,
             assignment,
-            # The counter keeps a second attempt at a unit apart from a first one that Dask has not forgotten yet.
-            key=f"{unit.label} #{self._submissions}",
+            # The counter keeps a second attempt at a unit apart from a first one that Dask has not forgotten yet, the
+            # epoch a run from the one before it on the same cluster.
+            key=f"{unit.label} #{self._submissions} {self._setup.epoch[:12]}",
             resources={slots(run.worker)[unit.lane]: 1},
             # First come, first served within a priority: units of one trajectory run in the order they were sent in,
             # without a dependency between them, which would cost a round trip to Dask's scheduler each.

@@ -9,6 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 import torch
+from distributed import SchedulerPlugin
 
 from digenrl.scheduling.units import RolloutUnit, TrainUnit, UpdateUnit
 from runs import Ground, Outcome, assert_as_expected, small
@@ -121,6 +122,32 @@ def test_replicas_do_not_grow(ground: Ground) -> None:
         assert total["_finished"] <= 2 * 4 + 2
     # Iteration 0 is cut into one unit per step.
     assert max(total["_receipts"] for total in weights[1:]) < weights[0]["_receipts"]
+
+
+class Keys(SchedulerPlugin):
+    """Keeps the keys of all tasks that Dask finished."""
+
+    name = "keys"
+
+    def __init__(self) -> None:
+        self.finished: set[str] = set()
+
+    def transition(self, key: str, start: str, finish: str, *args: object, **kwargs: object) -> None:
+        if finish == "memory":
+            self.finished.add(key)
+
+
+def test_two_runs_on_one_cluster_share_no_key(ground: Ground) -> None:
+    """A unit that died with a worker would hold a later one of the same key to the slot of the dead."""
+    config, keys = small("cluster.workers=1", "schedule.layout=colocated", "iterations=1"), []
+    for _ in range(2):
+        seen = Keys()
+        ground.client.cluster.scheduler.add_plugin(seen)
+        outcome = ground.run(config)
+        ground.client.cluster.scheduler.remove_plugin(seen.name)
+        assert len(seen.finished) > len(outcome.units)  # and one to prepare each worker
+        keys.append(seen.finished)
+    assert keys[0].isdisjoint(keys[1])
 
 
 def _epochs() -> list[str]:
