@@ -12,6 +12,7 @@ import argparse
 import json
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -44,17 +45,15 @@ def table(summaries: list[dict[str, Any]]) -> str:
     """Markdown table: one row per seed, one column per evaluation."""
     versions = list(summaries[0]["eval_curve"])
     lines = [
-        "| seed | " + " | ".join(f"it {v}" for v in versions) + " | rise [95 % interval] | seconds |",
-        "|---" * (len(versions) + 3) + "|",
+        "| seed | " + " | ".join(f"it {v}" for v in versions) + " | rise [95 % interval] |",
+        "|---" * (len(versions) + 2) + "|",
     ]
     for s in summaries:
         low, high = s["eval_rise_ci95"]
         curve = " | ".join(f"{s['eval_curve'][v]:.3f}" for v in versions)
-        lines.append(
-            f"| {s['seed']} | {curve} | {s['eval_rise']:+.3f} [{low:+.3f}, {high:+.3f}] | {s['seconds']:.0f} |"
-        )
+        lines.append(f"| {s['seed']} | {curve} | {s['eval_rise']:+.3f} [{low:+.3f}, {high:+.3f}] |")
     means = " | ".join(f"{sum(s['eval_curve'][v] for s in summaries) / len(summaries):.3f}" for v in versions)
-    lines.append(f"| mean | {means} | | |")
+    lines.append(f"| mean | {means} | |")
     return "\n".join(lines)
 
 
@@ -87,6 +86,8 @@ def main() -> int:
     parser.add_argument("--json", type=Path, help="also write the summaries here")
     parser.add_argument("--page", type=Path, default=ROOT / "docs" / "learning.md")
     arguments = parser.parse_args()
+    # As an exception, SIGTERM ends the run under way too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(128 + signal.SIGTERM))
     with tempfile.TemporaryDirectory(prefix="digenrl-learn-") as home:
         summaries = [train(seed, Path(home)) for seed in arguments.seeds]
     if arguments.json is not None:

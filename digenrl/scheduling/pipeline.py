@@ -183,7 +183,7 @@ class Pipeline:
         if failed > self._max_failed_share * samples:
             raise RunOver(
                 f"{failed} of {samples} samples of iteration {iteration} failed; "
-                f"max_failed_share={self._max_failed_share} allows {int(self._max_failed_share * samples)}"
+                f"gates.max_failed_share={self._max_failed_share} allows {int(self._max_failed_share * samples)}"
             )
 
     # --- news of copies ---

@@ -314,7 +314,7 @@ def test_a_failing_run_says_why_in_one_sentence(finished: Finished) -> None:
     huge = ["optimizer.learning_rate=1e30", "optimizer.warmup_iterations=0", "evaluation.every=0"]
     program = finished.home.run("train", "tiny-smoke", *huge, "--name", "failing", code=1)
     *_, sentence = program.stderr.removesuffix(SERVERS_NOTE).splitlines()
-    assert re.fullmatch(r"digenrl: \d+ of 16 samples of iteration 1 failed; .*max_failed_share=0.5 allows 8", sentence)
+    assert re.fullmatch(r"digenrl: \d+ of 16 samples of iteration 1 failed; gates\.max_failed_share=0.5 allows 8", sentence)
     assert "Traceback" not in program.stdout + program.stderr
     (flow_run,) = flow_runs(finished.services.prefect_api, "failing")
     assert flow_run["state"]["type"] == "FAILED"
