@@ -9,10 +9,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 from distributed import Client
 
+from digenrl.policy import NumberedAdapter, adapter_hash
 from digenrl.scheduling import messages as m
 from workers import calls
 from workers.fleet import Fleet
@@ -36,7 +38,8 @@ class Courier:
         client: asynchronous client of the cluster.
         fleet: workers by incarnation.
         setup: the run.
-        start: what the driver holds at first; None: nothing, each worker makes theta 0 itself.
+        start: what the driver holds at first, with the adapter of the version before where that is still used;
+            None: nothing, each worker makes theta 0 itself.
         answer: receives (worker it is about, event).
     """
 
@@ -53,9 +56,8 @@ class Courier:
         self._fleet = fleet
         self._setup = setup
         self._answer = answer
-        self._states: dict[int, TrainerState] = {start.theta: start} if start is not None else {}
-        self._hashes: dict[int, str] = {start.theta: start.adapter_hash} if start is not None else {}
-        self._published_theta = 0
+        self._states = _begun(start) if start is not None else {}
+        self._hashes = {theta: state.adapter_hash for theta, state in self._states.items()}
         self._drops: dict[str, list[tuple[int, m.Ref]]] = {}
         self._dropped = 0
 
@@ -65,6 +67,11 @@ class Courier:
         """Let the next message to the worker carry the drop."""
         self._dropped += 1
         self._drops.setdefault(command.worker, []).append((self._dropped, command.ref))
+
+    @property
+    def drops_issued(self) -> int:
+        """Number of the last drop, of any worker."""
+        return self._dropped
 
     def pending_drops(self, worker: str) -> Drops:
         """What a message to this worker must carry."""
@@ -84,10 +91,15 @@ class Courier:
 
     def publish(self, command: m.Publish) -> TrainerState:
         """The committed state that becomes a version; older ones are kept as long as somebody may need them."""
-        state = self._states[command.theta]
-        # The version before may still be asked for, by a worker that joins while its evaluation goes on.
-        self._states = {theta: s for theta, s in self._states.items() if theta >= self._published_theta}
-        self._published_theta = command.theta
+        config = self._setup.config
+        updates, stale = config.algorithm.updates_per_iteration, config.stale_groups > 0
+        state, before = self._states[command.theta], self._states.get(command.theta - updates)
+        # The version before may still be asked for, by a worker that joins while its evaluation goes on, and where
+        # that one had stale groups, the one before it.
+        oldest = command.theta - (2 if stale else 1) * updates
+        self._states = {theta: s for theta, s in self._states.items() if theta >= oldest}
+        if stale and before is not None:
+            return replace(state, previous=NumberedAdapter(before.theta, before.adapter))
         return state
 
     # --- commands ---
@@ -223,3 +235,11 @@ class Courier:
         if not self._fleet.alive(worker):
             raise OSError(f"{self._fleet.name(worker)} is gone")
         return self._fleet.address(worker)
+
+
+def _begun(start: TrainerState) -> dict[int, TrainerState]:
+    """What the driver holds of a run that is resumed, by theta. Nobody trains from the adapter before: no optimiser."""
+    states = {start.theta: start}
+    if (before := start.previous) is not None:
+        states[before.theta] = TrainerState(before.theta, before.weights, {}, adapter_hash(before.weights))
+    return states

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Awaitable, Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol
 
 from distributed import Client, Future
@@ -25,6 +25,7 @@ from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, Up
 from workers import calls
 from workers.courier import Courier, RunFailed
 from workers.fleet import Fleet
+from workers.gaps import Gaps
 from workers.listener import Dispatched, Evaluation, Listener, TrainerState
 from workers.meter import Meter
 from workers.presence import slots
@@ -101,6 +102,8 @@ class Engine:
         self._done: list[Future] = []
         self._submissions = 0
         self._meter = Meter()
+        self._gaps = Gaps()
+        self._moving: dict[m.Event, float] = {}
         self._finished = False
         self._address = client.scheduler.address
         self._last_news = time.monotonic()
@@ -200,6 +203,7 @@ class Engine:
             case m.Cancel():
                 self._withdraw(command.unit, command.worker)
             case m.Install() | m.Transfer() | m.Reduce() | m.Commit():
+                self._clock(command)
                 self._spawn(self._courier.carry, command)
             case m.Drop():
                 self._courier.drop(command)
@@ -226,6 +230,7 @@ class Engine:
         priority = min([run.priority, *(outstanding.priority for outstanding in before)])
         assignment = self._assignment(run)
         self._meter.begin(time.monotonic())
+        self._gaps.sent(unit, run.worker)
         future = self._client.submit(
             calls.execute,
             assignment,
@@ -257,7 +262,8 @@ class Engine:
             rate = learning_rate(config.optimizer, config.iterations, iteration)
         else:
             prompts = self._prompts_of(unit.micro_batch)
-        return Assignment(self._setup.epoch, run, prompts, rate, self._courier.pending_drops(run.worker))
+        drops = self._courier.pending_drops(run.worker)
+        return Assignment(self._setup.epoch, run, prompts, rate, drops, self._courier.drops_issued)
 
     async def _wait(
         self,
@@ -281,6 +287,7 @@ class Engine:
         if not self._forget(run, future):
             return
         if failure is not None:
+            self._gaps.withdrawn(run.unit, run.worker)
             if not outcome.done():
                 outcome.set_exception(failure)
             self._answer(run.worker, m.UnitFailed(run.unit, run.worker, f"{type(failure).__name__}: {failure}"))
@@ -291,7 +298,8 @@ class Engine:
         self._meter.add(run, receipt)
         if not outcome.done():
             outcome.set_result(receipt)
-        self._answer(run.worker, m.UnitFinished(run.unit, run.worker, receipt.seconds, receipt.outcome))
+        gap_s = self._gaps.ended(run.unit, run.worker, receipt)
+        self._answer(run.worker, m.UnitFinished(run.unit, run.worker, receipt.seconds, receipt.outcome, gap_s))
 
     def _forget(self, run: m.Run, future: Future) -> bool:
         """A unit ended. False if it was withdrawn before, and nobody wants to know."""
@@ -312,6 +320,7 @@ class Engine:
     def _withdraw(self, unit: Unit, worker: str) -> None:
         outstanding = self._outstanding.pop((unit, worker), None)
         if outstanding is not None:
+            self._gaps.withdrawn(unit, worker)
             outstanding.outcome.cancel()
             # This ends the waiter too. Cancelling that instead would leave pieces of Dask's own waiting behind.
             self._spawn(self._client.cancel, [outstanding.future], force=True)
@@ -324,7 +333,16 @@ class Engine:
     def _answer(self, worker: str, event: m.Event) -> None:
         """Tell the scheduler, unless the worker is lost: it has been told of that, and nothing counts after it."""
         if self._fleet.alive(worker):
-            self._inbox.put_nowait(event)
+            began = self._moving.pop(event, None) if isinstance(event, m.VersionInstalled | m.Transferred) else None
+            self._inbox.put_nowait(event if began is None else replace(event, seconds=time.monotonic() - began))
+
+    def _clock(self, command: m.Install | m.Transfer | m.Reduce | m.Commit) -> None:
+        """Note when a copy begins whose time is a cost, under its answer."""
+        match command:
+            case m.Install(theta, worker):
+                self._moving[m.VersionInstalled(worker, theta)] = time.monotonic()
+            case m.Transfer(ref, _, target):
+                self._moving[m.Transferred(ref, target)] = time.monotonic()
 
 
 def role_of(unit: Unit) -> str:

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 import torch
 
 from digenrl.identity import SampleId
+from digenrl.policy import NumberedAdapter
 from digenrl.rewards.base import Score
 from digenrl.scheduling.messages import Run
 from workers.receipts import Receipt
@@ -27,12 +28,15 @@ class TrainerState:
         adapter: float32 tensors by parameter name.
         optimizer: float32 tensors of the optimiser's state.
         adapter_hash: content hash of `adapter`.
+        previous: adapter of the version before, if samples are still to be generated under it. The first one, theta 0,
+            is left out: every worker makes it itself.
     """
 
     theta: int
     adapter: dict[str, torch.Tensor]
     optimizer: dict[str, torch.Tensor]
     adapter_hash: str
+    previous: NumberedAdapter | None = None
 
 
 @dataclass(frozen=True)
@@ -66,6 +70,7 @@ class IterationReport:
         skipped_updates: optimiser steps without effect because of a non-finite gradient.
         metrics: means over the iteration by name (loss, ratio_mean, clip_fraction, ...).
         busy: share of the wall time each worker computed on its device, by worker name.
+        staleness: how many versions old -> number of (sample, step) pairs that were trained.
         fingerprints: content hash per micro-batch label, of trajectory and images.
     """
 
@@ -78,6 +83,7 @@ class IterationReport:
     skipped_updates: int
     metrics: dict[str, float]
     busy: dict[str, float]
+    staleness: dict[int, int] = field(default_factory=dict)
     fingerprints: dict[str, str] = field(default_factory=dict)
 
 

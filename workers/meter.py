@@ -97,7 +97,8 @@ class Meter:
         for worker, busy_s in self._busy.items():
             busy[names[worker]] += busy_s
         training = self._training.pop(iteration, {})
-        metrics = sum((training[unit] for unit in sorted(training)), UnitMetrics()).means()
+        trained = sum((training[unit] for unit in sorted(training)), UnitMetrics())
+        metrics = trained.means()
         if self._grad_norms:
             metrics["grad_norm"] = sum(self._grad_norms[t] for t in sorted(self._grad_norms)) / len(self._grad_norms)
         self._opened = now
@@ -113,5 +114,6 @@ class Meter:
             skipped_updates=closed.skipped_updates,
             metrics=metrics,
             busy={name: min(busy[name] / seconds, 1.0) for name in sorted(set(names.values()))},
+            staleness=trained.staleness,
             fingerprints=dict(sorted(self._prints.pop(iteration, {}).items())),
         )

@@ -7,12 +7,17 @@ Receipt     worker -> engine, per unit: what happened, and nothing large
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from digenrl.config import RunConfig
 from digenrl.rewards.base import PromptRecord
 from digenrl.scheduling.messages import Capability, Outcome, Ref, Run
 from digenrl.training import UnitMetrics
+
+if TYPE_CHECKING:
+    from workers.process import Hosted
 
 
 @dataclass(frozen=True)
@@ -24,12 +29,14 @@ class RunSetup:
         config: the resolved configuration.
         held_out: number of evaluation prompts.
         start_iteration: first iteration of this attempt.
+        replica: (setup, incarnation) -> what runs the units on a worker; None: `workers.replica.Replica`.
     """
 
     epoch: str
     config: RunConfig
     held_out: int
     start_iteration: int = 0
+    replica: Callable[[RunSetup, str], Hosted] | None = None
 
 
 @dataclass(frozen=True)
@@ -56,6 +63,7 @@ class Assignment:
         prompts: one record per sample of the unit's micro-batch (empty for updates).
         learning_rate: for update units.
         drops: what the worker must forget first; it ignores what it has forgotten already.
+        sent_after: number of the last drop, of any worker, that was issued before this unit.
     """
 
     epoch: str
@@ -63,6 +71,7 @@ class Assignment:
     prompts: tuple[PromptRecord, ...] = ()
     learning_rate: float | None = None
     drops: Drops = ()
+    sent_after: int = 0
 
 
 @dataclass(frozen=True)

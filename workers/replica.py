@@ -13,10 +13,13 @@ from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
+import torch
+
 from digenrl import runspec
 from digenrl.algorithms.accumulate import NonFiniteGradient
 from digenrl.algorithms.optimizer import OptimizerState, adamw_step
 from digenrl.algorithms.streaming import Closings, UpdateAccumulator, UpdateState
+from digenrl.config import RunConfig
 from digenrl.identity import MicroBatchId
 from digenrl.models.base import Embeddings
 from digenrl.models.embeddings import EmbeddingCache
@@ -40,6 +43,7 @@ from digenrl.scheduling.messages import (
 from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, UpdateUnit
 from digenrl.scoring import score_micro_batch
 from digenrl.training import Contribution, StreamedContribution, stream_unit, train_unit
+from workers.forgetting import Forgetting
 from workers.held import (
     FinishedRollout,
     HeldRef,
@@ -62,19 +66,17 @@ class Replica:
     Args:
         setup: the run.
         incarnation: of this worker process.
+        policy: from `load_policy` with the same configuration, if that has been called already.
     """
 
-    def __init__(self, setup: RunSetup, incarnation: str) -> None:
+    def __init__(self, setup: RunSetup, incarnation: str, policy: Policy | None = None) -> None:
         self.setup = setup
         self.incarnation = incarnation
         self.config = setup.config
         self.shape = runspec.shape(setup.config, setup.held_out, setup.start_iteration)
-        model = load_model(setup.config.model, setup.config.cluster.device)
-        self.policy = Policy(
-            model, setup.config.lora, seed=runspec.adapter_seed(setup.config), device=setup.config.cluster.device
-        )
+        self.policy = policy or load_policy(setup.config)
         self.reward = RewardMix.of({term.name: term.weight for term in setup.config.rewards})
-        self._embeddings = EmbeddingCache(model)
+        self._embeddings = EmbeddingCache(self.policy.model)
         self._adapters: dict[int, Adapter] = {}
         self._optimizers: dict[int, OptimizerState] = {}
         self._rollouts: dict[MicroBatchId, RolloutState] = {}
@@ -82,7 +84,12 @@ class Replica:
         self._accumulators: dict[int, UpdateAccumulator[TrainUnit]] = {}
         self._receipts: dict[tuple[Unit, int], Receipt] = {}
         self._dropping = threading.Lock()
-        self._dropped = 0
+        self._forgetting = Forgetting()
+
+    @property
+    def kind(self) -> str:
+        """Type of the device."""
+        return device_kind(self.config)
 
     # --- units ---
 
@@ -100,12 +107,14 @@ class Replica:
             case ScoreUnit():
                 receipt = self._score(run.unit, assignment.prompts)
             case TrainUnit():
-                receipt = self._train(run.unit, run, assignment.prompts)
+                receipt = self._train(run.unit, assignment)
             case UpdateUnit():
                 assert assignment.learning_rate is not None
                 receipt = self._update(run.unit, run, assignment.learning_rate)
         receipt = replace(receipt, started_at=started_at, seconds=time.perf_counter() - began)
-        self._receipts[(run.unit, run.theta)] = receipt
+        with self._dropping:
+            if not self._forgetting.voids(assignment):
+                self._receipts[(run.unit, run.theta)] = receipt
         return receipt
 
     def _rollout(self, unit: RolloutUnit, run: Run, prompts: tuple[PromptRecord, ...]) -> Receipt:
@@ -130,39 +139,41 @@ class Replica:
             return replace(receipt, previews=previews(done.trajectory.samples, done.images))
         return receipt
 
-    def _train(self, unit: TrainUnit, run: Run, prompts: tuple[PromptRecord, ...]) -> Receipt:
+    def _train(self, unit: TrainUnit, assignment: Assignment) -> Receipt:
+        run = assignment.run
         assert run.old_theta is not None
-        accumulator = self._accumulator(run.theta + 1)
-        accumulator.close(run.closings)
+        self._accumulator(run.theta + 1).close(run.closings)
         if run.rewards:
-            return self._stream(unit, run, prompts, accumulator)
+            return self._stream(unit, assignment)
         try:
-            contribution = self._contribution(unit, run, run.old_theta, prompts)
+            contribution = self._contribution(unit, run, run.old_theta, assignment.prompts)
         except NonFiniteGradient as error:
             logger.warning("%s: %s; the update will be skipped", unit.label, error)
-            accumulator.spoil(unit)
+            self._add(assignment, lambda accumulator: accumulator.spoil(unit))
             return _receipt(Trained((unit,)))
-        accumulator.add(unit, contribution.gradient)
+        self._add(assignment, lambda accumulator: accumulator.add(unit, contribution.gradient))
         return replace(_receipt(Trained((unit,))), training=contribution.metrics)
 
-    def _stream(
-        self,
-        unit: TrainUnit,
-        run: Run,
-        prompts: tuple[PromptRecord, ...],
-        accumulator: UpdateAccumulator[TrainUnit],
-    ) -> Receipt:
+    def _stream(self, unit: TrainUnit, assignment: Assignment) -> Receipt:
         """Train before the group is complete: its advantages are put in when it is."""
-        group = self.shape.group_of(unit.micro_batch)
+        run, group = assignment.run, self.shape.group_of(unit.micro_batch)
         try:
-            contribution = self._streamed(unit, run, prompts)
+            contribution = self._streamed(unit, run, assignment.prompts)
         except NonFiniteGradient as error:
             logger.warning("%s: %s; the update will be skipped if its group takes part", unit.label, error)
-            accumulator.spoil_open(group, unit, run.baseline, final=self.config.algorithm.kl_beta > 0)
-            return _receipt(Trained((unit,)))
-        assert contribution.gradient is not None
-        accumulator.add_open(group, unit, contribution.gradient)
-        return replace(_receipt(Trained((unit,))), training=contribution.metrics)
+            final = self.config.algorithm.kl_beta > 0
+            self._add(assignment, lambda accumulator: accumulator.spoil_open(group, unit, run.baseline, final=final))
+            return _receipt(Trained((unit,), streamed=True))
+        gradient = contribution.gradient
+        assert gradient is not None
+        self._add(assignment, lambda accumulator: accumulator.add_open(group, unit, gradient))
+        return replace(_receipt(Trained((unit,), streamed=True)), training=contribution.metrics)
+
+    def _add(self, assignment: Assignment, add: Callable[[UpdateAccumulator[TrainUnit]], None]) -> None:
+        """Add to the accumulator the unit was sent for, unless that was dropped meanwhile."""
+        with self._dropping:
+            if not self._forgetting.voids(assignment):
+                add(self._accumulator(assignment.run.theta + 1))
 
     def _streamed(self, unit: TrainUnit, run: Run, prompts: tuple[PromptRecord, ...]) -> StreamedContribution:
         return stream_unit(
@@ -297,16 +308,10 @@ class Replica:
         self._accumulator(theta).merge(other, expected)
 
     def drop(self, drops: Drops) -> None:
-        """Forget things and the receipts of the units that made them.
-
-        Every message repeats the drops that the engine does not know to be done, so that a drop takes effect before
-        whatever the scheduler ordered after it, whichever message arrives first.
-        """
+        """Forget things and the receipts of the units that made them."""
         with self._dropping:
-            for number, ref in drops:
-                if number > self._dropped:
-                    self._dropped = number
-                    self._drop(ref)
+            for ref in self._forgetting.new(drops):
+                self._drop(ref)
 
     def _drop(self, ref: Ref) -> None:
         match ref:
@@ -347,6 +352,18 @@ class Replica:
 
     def _placed(self, tensors: Tensors) -> Tensors:
         return {name: tensor.to(self.policy.device) for name, tensor in tensors.items()}
+
+
+def load_policy(config: RunConfig) -> Policy:
+    """The model of a run with its LoRA layers, on the run's device."""
+    device = config.cluster.device
+    model = load_model(config.model, device)
+    return Policy(model, config.lora, seed=runspec.adapter_seed(config), device=device)
+
+
+def device_kind(config: RunConfig) -> str:
+    """Type of the device of this process."""
+    return torch.cuda.get_device_name() if config.cluster.device == "cuda" else "cpu"
 
 
 def _receipt(outcome: Outcome) -> Receipt:

@@ -85,7 +85,7 @@ class Adapters:
     def _needed(self, worker: Worker) -> list[int]:
         if worker.draining:
             return []
-        if "train" in worker.roles:
+        if worker.trains:
             return sorted(self._state.version_thetas | {self._state.theta})
         return sorted(self._state.version_thetas) if "rollout" in worker.capabilities else []
 

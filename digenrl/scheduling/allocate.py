@@ -9,6 +9,7 @@ makes of them (its timestep batch, gathering, forwards under the version's adapt
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -61,6 +62,7 @@ def propose(
     layout: Callable[[int], Layout] | None = None,
     std_scope: StdScope = "group",
     max_simulations: int = 24,
+    predicted: Callable[..., Prediction] = predict,
 ) -> Proposal:
     """The fastest plan within the budget (or the offers), or the cheapest one that reaches the target.
 
@@ -73,6 +75,7 @@ def propose(
         layout: number of trainers -> layout; default Disaggregated, or Colocated with shared roles.
         std_scope: over which samples the standard deviation is taken.
         max_simulations: plans to try on the virtual clock.
+        predicted: `predict`, or the same with other switches.
 
     Raises:
         ValueError: no plan meets the conditions; the sentence says which one fails.
@@ -82,7 +85,7 @@ def propose(
         raise ValueError(f"budget_per_hour={budget_per_hour} needs price_per_hour of every offer; {nameless} has none")
     program = Staffing(model, tuple(offers), split=roles == "split", budget=budget_per_hour)
     make = layout or (Disaggregated if roles == "split" else lambda trainers: Colocated())
-    trial = _Trial(model, program.offers, make, std_scope, max_simulations)
+    trial = _Trial(model, program.offers, make, functools.partial(predicted, std_scope=std_scope), max_simulations)
     if target_samples_per_s is None:
         best = trial.climb(program.fastest(), split=program.split)
     else:
@@ -97,9 +100,14 @@ class _Trial:
     """Plans on the virtual clock, each once."""
 
     def __init__(
-        self, model: CostModel, offers: tuple[Offer, ...], layout: Callable[[int], Layout], scope: StdScope, most: int
+        self,
+        model: CostModel,
+        offers: tuple[Offer, ...],
+        layout: Callable[[int], Layout],
+        predicted: Callable[..., Prediction],
+        most: int,
     ) -> None:
-        self._model, self._offers, self._layout, self._scope, self._most = model, offers, layout, scope, most
+        self._model, self._offers, self._layout, self._predict, self._most = model, offers, layout, predicted, most
         self._known: dict[Plan, Prediction] = {}
 
     @property
@@ -111,11 +119,11 @@ class _Trial:
         """How a plan would go."""
         if plan not in self._known:
             layout = self._layout(sum(plan.trainers))
-            self._known[plan] = predict(self._model, plan.pools(self._offers), layout, std_scope=self._scope)
+            self._known[plan] = self._predict(self._model, plan.pools(self._offers), layout)
         return self._known[plan]
 
     def climb(self, plan: Plan, *, split: bool) -> Plan:
-        """Change one worker's role at a time as long as that is faster."""
+        """Change one worker's role, or half the trainers' of an offer, as long as that is faster."""
         best = plan
         self.of(best)
         improved = split
@@ -162,10 +170,11 @@ class _Trial:
         for i, offer in enumerate(self._offers):
             if not {"rollout", "train"} <= offer.capabilities:
                 continue
-            for step in (1, -1):
+            # Where all help in both roles, few trainers may be as good as many.
+            for step in dict.fromkeys((-(plan.trainers[i] // 2), 1, -1)):
                 trainers = tuple(t + step if j == i else t for j, t in enumerate(plan.trainers))
                 rollers = [n - t for n, t in zip(plan.counts, trainers, strict=True)]
-                if min(trainers) >= 0 and min(rollers) >= 0 and max(trainers) and max(rollers):
+                if step and min(trainers) >= 0 and min(rollers) >= 0 and max(trainers) and max(rollers):
                     found.append(replace(plan, trainers=trainers))
         return found
 

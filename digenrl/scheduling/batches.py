@@ -32,11 +32,13 @@ class Batch:
         scoring: the score unit is dispatched; before that the trajectory has to reach the scorer.
         scores: one per sample, once scored.
         advantages: of the samples that take part, once the std scope is closed.
-        trainer: who trains on it.
-        placed: its open train units are in the trainer's queue.
+        home: the trainer it is sent to early, because it will probably train on it.
+        lines: the lines of train units it is in.
         open: train units that are not in the update yet.
+        ready: open train units that anybody may take.
+        claims: open train units that wait for the trajectory to arrive, and where.
         running: open train units that are dispatched, and where.
-        avoid: workers where rolling out or scoring it failed.
+        avoid: workers where a unit of it failed.
     """
 
     id: MicroBatchId
@@ -56,8 +58,10 @@ class Batch:
     scoring: bool = False
     scores: dict[SampleId, Score] | None = None
     advantages: dict[SampleId, float] | None = None
-    trainer: str | None = None
-    placed: bool = False
+    home: str | None = None
+    lines: set[str] = field(default_factory=set)
+    ready: dict[TrainUnit, None] = field(default_factory=dict)
+    claims: dict[TrainUnit, str] = field(default_factory=dict)
     running: dict[TrainUnit, str] = field(default_factory=dict)
     avoid: set[str] = field(default_factory=set)
 

@@ -183,6 +183,8 @@ class _History:
         self._made: dict[int, float] = {}
         # Readiness of whole scopes, asked for many times: groups of (iteration, range) at one time b.
         self._scopes: dict[tuple[int, range], float] = {}
+        # When the last sample of such a range was generated for the last time.
+        self._finals: dict[tuple[int, range], float] = {}
         for span in spans:
             match span.unit:
                 case RolloutUnit(micro_batch, _, last) if last == self._steps(micro_batch):
@@ -241,8 +243,10 @@ class _History:
 
     def _data(self, iteration: int, groups: range, b: float) -> list[tuple[float, Cause]]:
         awaited = groups if self._facts.gap else range(self._shape.groups)
-        generated = max(self._generation(batch, b) for batch in self._batches(iteration, awaited))
-        causes: list[tuple[float, Cause]] = [(generated, "samples"), (self._all_scored(iteration, groups), "reward")]
+        causes: list[tuple[float, Cause]] = [
+            (self._all_generated(iteration, awaited, b), "samples"),
+            (self._all_scored(iteration, groups), "reward"),
+        ]
         if self._facts.std_scope != "group":
             causes.append((self._all_scored(iteration, self._scope(groups)), "std scope"))
         return causes
@@ -263,6 +267,16 @@ class _History:
         if key not in self._scopes:
             self._scopes[key] = max(self._scored.get(batch, _ALWAYS) for batch in self._batches(iteration, groups))
         return self._scopes[key]
+
+    def _all_generated(self, iteration: int, groups: range, b: float) -> float:
+        key = (iteration, groups)
+        if key not in self._finals:
+            batches = self._batches(iteration, groups)
+            self._finals[key] = max(self._generation(batch, _NEVER) for batch in batches)
+        if self._finals[key] <= b:
+            return self._finals[key]
+        # Something was lost, and made again after b.
+        return max(self._generation(batch, b) for batch in self._batches(iteration, groups))
 
     def _generation(self, micro_batch: MicroBatchId, b: float) -> float:
         times = self._generated.get(micro_batch, [])

@@ -16,7 +16,22 @@ from dataclasses import asdict, dataclass, field, fields
 from difflib import get_close_matches
 from typing import Any, cast
 
-from digenrl.scheduling.messages import Command, Commit, Event, Install, Reduce, Transfer, UnitFinished, WorkerJoined
+from digenrl.identity import MicroBatchId
+from digenrl.scheduling.messages import (
+    Command,
+    Commit,
+    Event,
+    Install,
+    Reduce,
+    Trained,
+    TrajectoryRef,
+    Transfer,
+    Transferred,
+    UnitFinished,
+    VersionInstalled,
+    WorkerJoined,
+    WorkerLost,
+)
 from digenrl.scheduling.shape import RunShape
 from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, UpdateUnit
 
@@ -78,6 +93,12 @@ _COMPUTED = ("rollout_step_s", "decode_s", "score_s", "update_s")
 #: One optimiser-free training pass is a forward and a backward of twice its FLOPs.
 _TRAIN_PER_STEP = 3.0
 
+#: Numbers a model is made with besides the costs.
+_OPTIONS = ("replay_share", "streamed", "weight")
+
+#: The kind of worker under which a model files costs that nobody has measured.
+GUESSED = "guess"
+
 #: A single report moves an estimate as if it were at most this many times off: a first unit may include compilation.
 _SURPRISE = 4.0
 
@@ -106,6 +127,7 @@ class CostModel:
         profile: Mapping[str, KindCosts],
         *,
         replay_share: float = 1 / 3,
+        streamed: float = 5 / 3,
         weight: float = 0.2,
     ) -> None:
         """Start from a profile.
@@ -116,6 +138,8 @@ class CostModel:
             replay_share: a no-grad forward under the version's adapter, which train units after an iteration's first
                 update need for `old_log_prob`, as a share of the train unit: 1/3 for LoRA with gradient checkpointing
                 (forward, recomputation, backward to the activations), 1/4 for full training with it.
+            streamed: how many times as long a train unit takes before its group is complete: its backward pass, of
+                twice the FLOPs of its forward pass, is done twice.
             weight: of a new observation in the exponential average.
 
         Raises:
@@ -127,9 +151,11 @@ class CostModel:
             )
         self.shape = shape
         self.replay_share = replay_share
+        self.streamed = streamed
         self.weight = weight
         self._own: dict[str, dict[_Item, float]] = {kind: _items(costs) for kind, costs in profile.items()}
         self._kind_of: dict[str, str] = {}
+        self._rolled: dict[str, bool] = {}
         self._found: dict[tuple[str, _Item], float] = {}
 
     # --- reading and writing ---
@@ -143,15 +169,21 @@ class CostModel:
         """
         return cls(shape, {kind: KindCosts.of(kind, given) for kind, given in profile.items()}, **options)
 
+    @classmethod
+    def guess(cls, shape: RunShape) -> CostModel:
+        """Nothing is known: a step takes a second, whoever does it. The first report of a kind is taken as it is."""
+        return cls(shape, {GUESSED: KindCosts(rollout_step_s=1.0)})
+
     def to_json(self) -> dict[str, Any]:
         """Plain data from which `from_json` makes an equal model."""
         kinds = {kind: asdict(self._known(kind)) for kind in self._own}
-        return {"replay_share": self.replay_share, "weight": self.weight, "kinds": kinds, "workers": self._kind_of}
+        shares = {name: getattr(self, name) for name in _OPTIONS}
+        return {**shares, "kinds": kinds, "workers": dict(self._kind_of)}
 
     @classmethod
     def from_json(cls, shape: RunShape, data: Mapping[str, Any]) -> CostModel:
         """The inverse of `to_json`."""
-        model = cls.from_profile(shape, data["kinds"], replay_share=data["replay_share"], weight=data["weight"])
+        model = cls.from_profile(shape, data["kinds"], **{name: data[name] for name in _OPTIONS})
         model._kind_of = dict(data["workers"])
         return model
 
@@ -167,9 +199,9 @@ class CostModel:
 
     # --- answers ---
 
-    def seconds(self, unit: Unit, kind: str) -> float:
-        """Seconds of a unit on its lane."""
-        return math.fsum(share * self._cost(kind, item) for item, share in self._parts(unit))
+    def seconds(self, unit: Unit, kind: str, *, streamed: bool = False) -> float:
+        """Seconds of a unit on its lane. `streamed`: a train unit whose group is not complete."""
+        return math.fsum(share * self._cost(kind, item) for item, share in self._parts(unit, streamed))
 
     def work_s(self, unit: Unit, kind: str) -> float:
         """The part of `seconds` that is work: all but gathering."""
@@ -215,7 +247,7 @@ class CostModel:
     # --- learning ---
 
     def observe(self, event: Event) -> None:
-        """Learn from an event: which kind a worker is, and how long a unit took there.
+        """Learn from an event: which kind a worker is, how long a unit, a gap or a copy took there.
 
         A report scales all costs the unit is made of by the same factor, reported over expected seconds, weighted as
         an exponential average. The first report of a kind that had only an estimate is taken as it is.
@@ -223,17 +255,43 @@ class CostModel:
         match event:
             case WorkerJoined(worker, kind, _):
                 self._kind_of[worker] = kind
-            case UnitFinished(unit, worker, seconds, _) if worker in self._kind_of:
-                self._learn(unit, self._kind_of[worker], seconds)
+            case WorkerLost(worker):
+                self._kind_of.pop(worker, None)
+                self._rolled.pop(worker, None)
+            case UnitFinished() if event.worker in self._kind_of:
+                self._finished(event, self._kind_of[event.worker])
+            case VersionInstalled(worker, _, float(seconds)) if worker in self._kind_of:
+                self.note("install_s", self._kind_of[worker], seconds)
+            case Transferred(TrajectoryRef(), worker, float(seconds)) if worker in self._kind_of:
+                self.note("transfer_s", self._kind_of[worker], seconds)
 
     def note(self, name: str, kind: str, seconds: float) -> None:
-        """Learn a cost that no unit reports: switch_s, install_s, transfer_s, gather_s or gap_s."""
+        """Learn a cost that no unit reports: switch_s, install_s, transfer_s, gather_s or gap_s.
+
+        What is found as a difference may be below 0 now and then; the average is not.
+        """
         own = self._own.setdefault(kind, {})
-        own[name] = own[name] + self.weight * (seconds - own[name]) if name in own else seconds
+        own[name] = max(0.0, own[name] + self.weight * (seconds - own[name]) if name in own else seconds)
         self._found.clear()
 
-    def _learn(self, unit: Unit, kind: str, seconds: float) -> None:
-        expected = self.seconds(unit, kind)
+    def _finished(self, event: UnitFinished, kind: str) -> None:
+        unit, streamed = event.unit, isinstance(event.outcome, Trained) and event.outcome.streamed
+        if unit.lane == "device":
+            rolls = isinstance(unit, RolloutUnit)
+            changed = self._rolled.get(event.worker, rolls) != rolls
+            self._rolled[event.worker] = rolls
+            own = self._own.get(kind, {})
+            if event.gap_s is not None and not changed:
+                self.note("gap_s", kind, event.gap_s)
+            elif event.gap_s is not None and all(item in own for item, _ in self._parts(unit)):
+                # Part of the change may lie before the unit, part of it within: a cold cache, say.
+                usual = self._cost(kind, "gap_s") + self.seconds(unit, kind, streamed=streamed)
+                self.note("switch_s", kind, event.gap_s + event.seconds - usual)
+                return
+        self._learn(unit, kind, event.seconds, streamed)
+
+    def _learn(self, unit: Unit, kind: str, seconds: float, streamed: bool) -> None:
+        expected = self.seconds(unit, kind, streamed=streamed)
         own = self._own.setdefault(kind, {})
         items = [item for item, _ in self._parts(unit)]
         if expected <= 0:
@@ -242,12 +300,22 @@ class CostModel:
         else:
             ratio = seconds / expected
             slow = 1 + self.weight * (min(max(ratio, 1 / _SURPRISE), _SURPRISE) - 1)
-            own |= {item: self._cost(kind, item) * (slow if item in own else ratio) for item in items}
+            own |= {item: self._cost(kind, item) * (slow if item in own else ratio) for item in self._alike(own, items)}
+        if "rollout_step_s" in own or any(isinstance(item, int) for item in own):
+            self._own.pop(GUESSED, None)
         self._found.clear()
+
+    def _alike(self, own: Mapping[_Item, float], items: list[_Item]) -> list[_Item]:
+        """The costs a report tells of. No unit of the run will tell of timestep batches that were only profiled."""
+        if not any(isinstance(item, int) for item in items):
+            return items
+        first = MicroBatchId("train", self.shape.start_iteration, 0)
+        used = {len(unit.steps) for unit in self.shape.train_units(first)}
+        return [*items, *(item for item in own if isinstance(item, int) and item not in used and item not in items)]
 
     # --- costs ---
 
-    def _parts(self, unit: Unit) -> list[tuple[_Item, float]]:
+    def _parts(self, unit: Unit, streamed: bool = False) -> list[tuple[_Item, float]]:
         """What a unit is made of: (cost, how many times)."""
         shape = self.shape
         match unit:
@@ -262,7 +330,7 @@ class CostModel:
                 return [("score_s", len(shape.samples(micro_batch)) / shape.micro_batch if evaluation else 1.0)]
             case TrainUnit(micro_batch, steps):
                 replay = 0.0 if shape.on_policy(micro_batch) else self.replay_share
-                return [(len(steps), 1.0 + replay), ("gather_s", 1.0)]
+                return [(len(steps), self.streamed if streamed else 1.0 + replay), ("gather_s", 1.0)]
             case UpdateUnit():
                 return [("update_s", 1.0)]
 

@@ -10,6 +10,7 @@ queue on the worker, so which of them runs is the worker's business.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from itertools import chain
@@ -47,6 +48,11 @@ class Worker:
     cpu: dict[Unit, None] = field(default_factory=dict)
     rolling: MicroBatchId | None = None
     until: float = 0.0
+
+    @property
+    def trains(self) -> bool:
+        """Whether it may be given train units: as its role, or to assist."""
+        return "train" in self.roles or "assist" in self.roles
 
     @property
     def load(self) -> int:
@@ -99,7 +105,8 @@ class Fleet:
         rollers: those whose role it is to roll out.
         idle_rollers: of these, those with nothing on their device.
         trainers: those whose role it is to train.
-        idle_trainers: of these, those with nothing on their device, the longest idle first.
+        idle_trainers: those who train or assist and have nothing on their device, by kind, the longest idle first.
+        kinds: how many there are of each type.
     """
 
     def __init__(self, queue_depth: int) -> None:
@@ -110,7 +117,8 @@ class Fleet:
         self.rollers: set[str] = set()
         self.idle_rollers: set[str] = set()
         self.trainers: set[str] = set()
-        self.idle_trainers: dict[str, None] = {}
+        self.idle_trainers: dict[str, dict[str, None]] = {}
+        self.kinds: Counter[str] = Counter()
         self._joined = 0
 
     def join(self, name: str, kind: str, capabilities: frozenset[Capability]) -> Worker:
@@ -119,6 +127,8 @@ class Fleet:
         worker = Worker(name, kind, capabilities, self._joined)
         self._joined += 1
         self.workers[name] = worker
+        self.kinds[kind] += 1
+        self.idle_trainers.setdefault(kind, {})
         self._index(worker)
         return worker
 
@@ -127,8 +137,11 @@ class Fleet:
         self.scorers.remove(name)
         for names in (self.rollers, self.idle_rollers, self.trainers):
             names.discard(name)
-        self.idle_trainers.pop(name, None)
-        return self.workers.pop(name, None)
+        worker = self.workers.pop(name, None)
+        if worker is not None:
+            self.kinds[worker.kind] -= 1
+            self.idle_trainers[worker.kind].pop(name, None)
+        return worker
 
     def assign(self, roles: dict[str, frozenset[Role]]) -> list[str]:
         """Give every worker its roles. Returns whose roles are others than before."""
@@ -138,9 +151,10 @@ class Fleet:
         self.rollers = {name for name, worker in self.workers.items() if "rollout" in worker.roles}
         self.idle_rollers = {name for name in self.rollers if not self.workers[name].device}
         self.trainers = {name for name, worker in self.workers.items() if "train" in worker.roles}
-        self.idle_trainers = {
-            name: None for name, worker in self.workers.items() if name in self.trainers and not worker.device
-        }
+        for kind in self.idle_trainers:
+            self.idle_trainers[kind] = {
+                name: None for name, w in self.workers.items() if w.kind == kind and w.trains and not w.device
+            }
         return changed
 
     def drain(self, worker: Worker) -> None:
@@ -180,12 +194,12 @@ class Fleet:
     def _index(self, worker: Worker) -> None:
         if worker.device:
             self.idle_rollers.discard(worker.name)
-            self.idle_trainers.pop(worker.name, None)
+            self.idle_trainers[worker.kind].pop(worker.name, None)
         else:
             if worker.name in self.rollers:
                 self.idle_rollers.add(worker.name)
-            if worker.name in self.trainers:
-                self.idle_trainers[worker.name] = None
+            if worker.trains:
+                self.idle_trainers[worker.kind][worker.name] = None
         if "score" not in worker.capabilities:
             return
         if worker.draining or len(worker.cpu) >= self.queue_depth:

@@ -58,7 +58,7 @@ class Iterations:
             opened += self._fresh.pop(state.version)
             if state.shape.stale_groups and state.version < self.last:
                 opened += self._foresee(state.version + 1)
-            self._training.forget_loads()
+            self._training.begin()
             self._updates.begin()
         self._pipeline.open(opened)
         if state.version <= self.last:

@@ -73,10 +73,12 @@ class Trained:
     Attributes:
         contributions: the units whose gradient the accumulator now holds because of this unit (itself).
         excluded: (sample, step) pairs left out on the worker, with the reason (e.g. a non-finite loss).
+        streamed: its group was not complete, which takes a second backward pass.
     """
 
     contributions: tuple[TrainUnit, ...]
     excluded: dict[tuple[SampleId, int], str] = field(default_factory=dict)
+    streamed: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,12 +120,16 @@ class WorkerLost:
 
 @dataclass(frozen=True, slots=True)
 class UnitFinished:
-    """A unit ran to its end in `seconds` of worker time."""
+    """A unit ran to its end in `seconds` of worker time.
+
+    `gap_s` is how long its lane stood still before, if it waited there for the unit before it to end.
+    """
 
     unit: Unit
     worker: str
     seconds: float
     outcome: Outcome
+    gap_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -137,18 +143,23 @@ class UnitFailed:
 
 @dataclass(frozen=True, slots=True)
 class VersionInstalled:
-    """The worker holds adapter `theta`, hash-checked."""
+    """The worker holds adapter `theta`, hash-checked. Bringing it there took `seconds`, None if not measured."""
 
     worker: str
     theta: int
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
 class Transferred:
-    """`ref` now also lives on `target` (an accumulator: was merged whole into the target's)."""
+    """`ref` now also lives on `target` (an accumulator: was merged whole into the target's).
+
+    `seconds` is how long a trajectory took to arrive, None if that was not measured.
+    """
 
     ref: Ref
     target: str
+    seconds: float | None = None
 
 
 @dataclass(frozen=True, slots=True)

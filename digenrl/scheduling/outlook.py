@@ -28,8 +28,9 @@ class Hand:
         train_s: a train unit of each update of the iteration.
         switch_s: going over from rollout to training or back.
         rolls: it is its role to roll out.
-        trains: it trains.
+        trains: it trains, as its role or to assist.
         helps: it may roll out when it has nothing to train.
+        assists: it is to train only when nothing is to be rolled out for the update in progress.
     """
 
     rollout_s: float
@@ -37,7 +38,8 @@ class Hand:
     switch_s: float
     rolls: bool
     trains: bool
-    helps: bool
+    helps: bool = False
+    assists: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,7 @@ class Sizes:
         score_s: from the end of a trajectory to its samples' scores, and to its arrival where it is trained on.
         step_s: from the last train unit of an update to the first of the next one.
         scope_of: std scope of each group, groups in order.
+        update_of: update of each group, counted from the one in progress.
         yields: per scope, (update, train units) that become ready when it is scored.
     """
 
@@ -56,6 +59,7 @@ class Sizes:
     score_s: float
     step_s: float
     scope_of: tuple[int, ...]
+    update_of: tuple[int, ...]
     yields: tuple[tuple[tuple[int, int], ...], ...]
 
 
@@ -78,7 +82,6 @@ class Outlook:
         "_rested",
         "_rollout",
         "_sizes",
-        "_total",
         "_trained",
         "_update",
         "_waiting",
@@ -123,11 +126,11 @@ class Outlook:
         self._waiting, self._ready_at = waiting, ready_at
         self._pool, self._left, self._trained = pool, left, trained
         self._update = 0
-        self._end = self._total = 0.0
+        self._end = 0.0
         # Workers that are idle until something becomes ready, in the order they came to rest.
         self._rested = dict.fromkeys(sorted(resting))
         self._queue = [
-            (max(at, now), _FREE, hand.trains, i)
+            (max(at, now), _FREE, not hand.rolls, i)
             for i, (hand, at) in enumerate(zip(sizes.hands, free, strict=True))
             if i not in resting
         ]
@@ -145,7 +148,7 @@ class Outlook:
         """The same state, to go on differently."""
         other = Outlook.__new__(Outlook)
         other._sizes, other.now, other.steps = self._sizes, self.now, self.steps
-        other._update, other._end, other._total = self._update, self._end, self._total
+        other._update, other._end = self._update, self._end
         other._free, other._rollout = self._free[:], self._rollout[:]
         other._waiting, other._ready_at, other._fresh = self._waiting[:], self._ready_at[:], self._fresh[:]
         other._pool, other._left, other._trained = self._pool[:], self._left[:], self._trained[:]
@@ -158,15 +161,9 @@ class Outlook:
         return sum(self._waiting) + sum(self._left)
 
     @property
-    def value(self) -> tuple[float, float]:
-        """When the iteration ends, and, between equals, the sum of the times at which its train units do."""
-        whole = self._update == len(self._left)
-        return (round(self._end, 6), round(self._total, 3)) if whole else (math.inf, math.inf)
-
-    @property
-    def origin(self) -> tuple[float, float]:
-        """What `value` of this state is relative to: equal states differ in nothing else."""
-        return self.now, self._total + self.now * sum(self._left)
+    def end(self) -> float:
+        """When the iteration ends; infinity if it does not, because all wait for each other."""
+        return round(self._end, 6) if self._update == len(self._left) else math.inf
 
     @property
     def bound(self) -> float:
@@ -227,35 +224,47 @@ class Outlook:
         """The trainer that has to decide waits for something to train."""
         self._rested[i] = None
 
-    def finish(self, *, inserting: bool) -> tuple[float, float]:
-        """Go on to the end, deciding always in the same way. Returns `value`."""
+    def finish(self, *, inserting: bool) -> float:
+        """Go on to the end, deciding always in the same way. Returns `end`."""
         while (i := self.advance()) is not None:
             if inserting:
                 self.insert(i)
             else:
                 self.rest(i)
-        return self.value
+        return self.end
 
     # --- what workers do ---
 
     def _ask(self, i: int) -> bool:
         """Give a free worker what it takes. Returns whether that is to be decided."""
         hand = self._sizes.hands[i]
+        if hand.assists and self._is_urgent and self._rolls(i):
+            return False
         if hand.trains and self._update < len(self._pool):
             ready = self._pool[self._update]
             if ready and self._outrun(i, "train", ready) < ready:
                 self._train(i)
                 return False
-        if hand.rolls or hand.helps:
-            waiting = sum(self._waiting)
-            ahead = self._outrun(i, "rollout", waiting) if waiting else 0
-            if ahead < waiting:
-                if not hand.rolls:
-                    return True
-                self._roll(i, ahead)
-                return False
+        if hand.rolls and self._rolls(i):
+            return False
+        if hand.helps and not hand.rolls and self.is_choice(i):
+            return True
         self._rested[i] = None
         return False
+
+    @property
+    def _is_urgent(self) -> bool:
+        """Whether a trajectory waits that the update in progress needs."""
+        waiting = (update for update, count in zip(self._sizes.update_of, self._waiting, strict=True) if count)
+        return next(waiting, math.inf) <= self._update
+
+    def _rolls(self, i: int) -> bool:
+        """Begin a trajectory, unless others would end all that wait before. Returns whether it does."""
+        waiting = sum(self._waiting)
+        ahead = self._outrun(i, "rollout", waiting) if waiting else 0
+        if ahead < waiting:
+            self._roll(i, ahead)
+        return ahead < waiting
 
     def _wake(self) -> None:
         """As many trainers as there are ready units look at them, the fastest first."""
@@ -266,12 +275,11 @@ class Outlook:
         able = sorted((i for i in self._rested if hands[i].trains), key=lambda i: hands[i].train_s[update])
         for i in able[:ready]:
             del self._rested[i]
-            heappush(self._queue, (self.now, _FREE, True, i))
+            heappush(self._queue, (self.now, _FREE, not hands[i].rolls, i))
 
     def _train(self, i: int) -> None:
         update = self._update
         end = self._begin(i, self._sizes.hands[i].train_s[update], rollout=False)
-        self._total += end
         self._pool[update] -= 1
         self._left[update] -= 1
         self._trained[update] = max(self._trained[update], end)
@@ -297,7 +305,7 @@ class Outlook:
         self._rollout[i] = rollout
         self._free[i] = end
         self.steps[0] += 1
-        heappush(self._queue, (end, _FREE, hand.trains, i))
+        heappush(self._queue, (end, _FREE, not hand.rolls, i))
         return end
 
     def _step_if_done(self) -> None:

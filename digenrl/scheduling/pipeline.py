@@ -68,7 +68,7 @@ class Pipeline:
         if scorer is not None and batch.scoring:
             self._state.emit(Cancel(ScoreUnit(batch.id), scorer.name))
         self._scoring.release(batch)
-        self._training.unassign(batch)
+        self._training.discard(batch)
         if batch.roller is not None and not batch.complete:
             self._rollouts.abandon(batch)
         self._state.release(batch)
@@ -78,6 +78,8 @@ class Pipeline:
         if not self._state.ledger.holders(batch.id):
             if batch.complete:
                 batch.restart()
+            # It must not hold a cpu lane until it is generated again: that may have to wait for what the lane is for.
+            self._scoring.release(batch)
             if batch.needed:
                 self._rollouts.queue(batch)
                 return
@@ -131,7 +133,7 @@ class Pipeline:
                 self._scoring.release(batch)
             case TrainUnit():
                 self._updates.redo(batch, unit)
-                self._training.unassign(batch)
+                self._training.forsake(batch, worker.name)
         self.tend(batch)
 
     def _unexpected(self, batch: Batch | None, unit: RolloutUnit | ScoreUnit | TrainUnit, worker: Worker) -> None:
@@ -219,8 +221,7 @@ class Pipeline:
     def draining(self, worker: Worker) -> None:
         """A worker is leaving: others take over what it has not been given yet."""
         for batch in self._state.batches.values():
-            if batch.trainer == worker.name:
-                self._training.unassign(batch)
+            self._training.forsake(batch, worker.name)
             if batch.scorer == worker.name and not batch.scoring:
                 self._scoring.release(batch)
 
@@ -234,8 +235,7 @@ class Pipeline:
                     batch.restart()
             if batch.scorer == name:
                 self._scoring.release(batch)
-            if batch.trainer == name:
-                self._training.unassign(batch)
+            self._training.forsake(batch, name)
             for unit in [unit for unit, trainer in batch.running.items() if trainer == name]:
                 self._updates.redo(batch, unit)
             batch.copying.pop(name, None)

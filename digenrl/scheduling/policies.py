@@ -19,7 +19,8 @@ from typing import TYPE_CHECKING, Literal, Protocol
 if TYPE_CHECKING:
     from digenrl.scheduling.fleet import Worker
 
-Role = Literal["rollout", "train"]
+#: `assist`: takes train units when there is nothing to roll out.
+Role = Literal["rollout", "train", "assist"]
 
 #: What a worker may take, apart from going on with what it has begun.
 Kind = Literal["train", "rollout", "evaluate"]
@@ -80,12 +81,24 @@ class Disaggregated:
 
 @dataclass(frozen=True)
 class Digenrl(Disaggregated):
-    """Disaggregated with trainer-assisted generation (TAG).
+    """Disaggregated with trainer-assisted generation (TAG), and its counterpart.
 
     A trainer takes rollout units while it has nothing to train and returns as soon as it has: a ready train unit waits
     for the unit that runs there at most, because nothing but train units is ever queued behind another unit. It holds
     the version's adapter in any case, so helping copies nothing. Whoever helps keeps its role and its accumulator.
+
+    A worker that rolls out and can train takes train units while nothing is to be rolled out for the update in
+    progress. So all share the tail of an update.
     """
+
+    def roles(self, workers: Collection[Worker]) -> dict[str, frozenset[Role]]:
+        """See Layout."""
+        able = {worker.name for worker in workers if "train" in worker.capabilities}
+        found = super().roles(workers)
+        return {
+            name: roles | {"assist"} if roles == {"rollout"} and name in able else roles
+            for name, roles in found.items()
+        }
 
     def takes(self, worker: Worker, stage: Stage) -> frozenset[Kind]:
         """See Layout."""
@@ -94,7 +107,7 @@ class Digenrl(Disaggregated):
 
 @cache
 def _takes(roles: frozenset[Role], can_roll: bool, helps: bool) -> frozenset[Kind]:
-    kinds: set[Kind] = {"train"} if "train" in roles else set()
+    kinds: set[Kind] = {"train"} if "train" in roles or "assist" in roles else set()
     if "rollout" in roles or (helps and can_roll):
         kinds.add("rollout")
     if can_roll:

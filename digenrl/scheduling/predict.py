@@ -1,17 +1,18 @@
 """How a schedule would go: one run on the virtual clock with the costs of a model.
 
     predict(model, pools, Disaggregated(4)) -> Prediction
-    TimedSimulation    a Simulation that also takes the time between units: orchestration gaps and role switches
 
 The first iteration fills the pipeline and the last one empties it: figures are of those between.
 """
 
 from __future__ import annotations
 
+import itertools
 import math
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from digenrl.algorithms.advantages import GroupStatistics
 from digenrl.identity import SampleId
 from digenrl.scheduling import messages as m
 from digenrl.scheduling.bound import Pool
@@ -21,7 +22,6 @@ from digenrl.scheduling.policies import Colocated, Layout
 from digenrl.scheduling.scheduler import Scheduler
 from digenrl.scheduling.scopes import StdScope, Verdict
 from digenrl.scheduling.simulate import Costs, Result, Simulation
-from digenrl.scheduling.simworker import Lane, SimWorker
 from digenrl.scheduling.trace import ACTIVITIES, Activity, TracedUnit, traced
 from digenrl.scheduling.units import Unit
 
@@ -55,30 +55,6 @@ class Prediction:
     cost_per_1000_samples: float | None
 
 
-class TimedSimulation(Simulation):
-    """A Simulation whose lanes stand still between units for as long as the model says.
-
-    A unit whose start is delayed occupies its lane; the delay is not part of its reported seconds.
-    """
-
-    def __init__(self, scheduler: Scheduler, model: CostModel, incidents: Iterable[tuple[float, m.Event]]) -> None:
-        super().__init__(scheduler, costs=Costs(model.seconds, model.move_s), incidents=incidents)
-        self._model = model
-        self._previous: dict[str, Unit] = {}
-
-    def _start(self, worker: SimWorker, lane: Lane) -> None:
-        run = lane.next()
-        if run is None:
-            return
-        worker.begin(run, self.scheduler.shape)
-        on_device = lane is worker.device
-        delay = self._model.between_s(self._previous.get(worker.name) if on_device else None, run.unit, worker.kind)
-        if on_device:
-            self._previous[worker.name] = run.unit
-        seconds = self._model.seconds(run.unit, worker.kind)
-        self._at(self._now + delay + seconds, lambda: self._end(worker, lane, run, seconds))
-
-
 def predict(
     model: CostModel,
     pools: Sequence[Pool],
@@ -87,6 +63,10 @@ def predict(
     std_scope: StdScope = "group",
     iterations: int = 4,
     queue_depth: int = 2,
+    gap: bool = True,
+    search: bool = False,
+    streaming: bool = False,
+    watch: Callable[[int], None] | None = None,
 ) -> Prediction:
     """Simulate a few iterations without evaluation and without failures.
 
@@ -97,6 +77,10 @@ def predict(
         std_scope: over which samples the standard deviation is taken.
         iterations: to simulate, at least 3.
         queue_depth: units outstanding per lane.
+        gap: spread each group over all workers.
+        search: a trainer helps only if the iteration is predicted to end earlier.
+        streaming: train on scored samples before their group is complete.
+        watch: hears now and then how many units have begun.
 
     Raises:
         ValueError: fewer than 3 iterations, or a run that does not come to its end, with what it waited for.
@@ -105,17 +89,44 @@ def predict(
         raise ValueError(f"iterations={iterations} must be at least 3: the first one and the last one do not count")
     start = model.shape.start_iteration
     shape = replace(model.shape, iterations=start + iterations, eval_prompts=0, detailed=lambda iteration: False)
-    scheduler = Scheduler(shape, layout, _everybody, std_scope=std_scope, queue_depth=queue_depth)
+    scheduler = Scheduler(
+        shape,
+        layout,
+        _everybody,
+        std_scope=std_scope,
+        queue_depth=queue_depth,
+        gap=gap,
+        costs=CostModel.from_json(shape, model.to_json()),
+        search=search,
+        streaming=streaming,
+    )
     joins = joining(pools)
     own = CostModel.from_json(shape, model.to_json())
     for event in joins:
         own.observe(event)
-    result = TimedSimulation(scheduler, own, [(0.0, event) for event in joins]).run()
+    unit_s = own.seconds if watch is None else _counted(own.seconds, watch)
+    costs = Costs(unit_s, own.move_s, own.between_s, own.streamed)
+    result = Simulation(scheduler, costs=costs, incidents=[(0.0, event) for event in joins]).run()
     if not result.finished:
         raise ValueError(f"the schedule does not come to its end: {result.failure or result.waiting_for}")
     kinds = {event.worker: event.kind for event in joins}
-    gap = not isinstance(layout, Colocated)
-    return _summarise(result, scheduler, std_scope, gap, kinds, _price_per_hour(pools), iterations)
+    at_once = not isinstance(layout, Colocated)
+    return _summarise(result, scheduler, std_scope, at_once, kinds, _price_per_hour(pools), iterations)
+
+
+def _counted(
+    unit_s: Callable[[Unit, str], float], watch: Callable[[int], None], every: int = 1000
+) -> Callable[[Unit, str], float]:
+    """The same; tells how often it was asked, every so many times."""
+    count = itertools.count(1)
+
+    def counted(unit: Unit, kind: str) -> float:
+        begun = next(count)
+        if begun % every == 0:
+            watch(begun)
+        return unit_s(unit, kind)
+
+    return counted
 
 
 def joining(pools: Sequence[Pool]) -> list[m.WorkerJoined]:
@@ -134,7 +145,7 @@ def _summarise(
     result: Result,
     scheduler: Scheduler,
     std_scope: StdScope,
-    gap: bool,
+    at_once: bool,
     kinds: Mapping[str, str],
     price_per_hour: float | None,
     iterations: int,
@@ -144,7 +155,7 @@ def _summarise(
     window, counted = (closed[0], closed[-2]), iterations - 2
     iteration_s = (window[1] - window[0]) / counted
     spans = traced(shape, result.events, result.commands)
-    found = bubbles(spans, Facts.from_log(shape, std_scope, result.events, gap=gap))
+    found = bubbles(spans, Facts.from_log(shape, std_scope, result.events, gap=at_once))
     idle = by_cause([b for b in found if b.lane == "device"], window)
     activity: dict[Activity, float] = dict.fromkeys(ACTIVITIES, 0.0)
     for span in spans:
@@ -174,4 +185,5 @@ def _price_per_hour(pools: Sequence[Pool]) -> float | None:
 
 def _everybody(groups: Sequence[Mapping[SampleId, float]]) -> Verdict:
     """Every sample takes part, so that all work is done."""
-    return Verdict({sample: 1.0 for rewards in groups for sample in rewards})
+    statistics = [GroupStatistics(0.0, 1.0)] * len(groups)
+    return Verdict({sample: 1.0 for rewards in groups for sample in rewards}, statistics=statistics)

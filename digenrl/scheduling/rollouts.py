@@ -42,8 +42,11 @@ class Rollouts:
         self._dispatch(self._state.batches[worker.rolling], worker, CONTINUE)
         return True
 
-    def start(self, worker: Worker) -> bool:
-        """Dispatch the first unit of the next trajectory, if one waits that this worker can generate."""
+    def start(self, worker: Worker, *, urgent: bool = False) -> bool:
+        """Dispatch the first unit of the next trajectory, if one waits that this worker can generate.
+
+        `urgent`: only if the update in progress needs it.
+        """
         self._release_groups()
         for iteration in sorted(self._train):
             line = self._train[iteration]
@@ -54,6 +57,8 @@ class Rollouts:
             if worker.device and not self._may_queue_ahead(line, worker):
                 return False
             skip = self._better_left(line, worker) if self._state.foresight is not None else 0
+            if urgent and not self._is_urgent(line, worker, skip):
+                return False
             if skip < len(line) and self._start(line, worker, skip):
                 return True
             if skip:
@@ -65,6 +70,25 @@ class Rollouts:
     def evaluate(self, worker: Worker) -> bool:
         """Dispatch the next evaluation rollout. Only to an idle device: nothing may have to wait for two of them."""
         return bool(self._eval) and not worker.device and self._start(self._eval, worker)
+
+    def urgent(self, worker: Worker) -> bool:
+        """Whether a micro-batch waits for this worker, or for anybody, that the update in progress needs."""
+        line = self._train.get(self._state.version)
+        return line is not None and len(line) > 0 and self._is_urgent(line, worker)
+
+    def _is_urgent(self, line: Line, worker: Worker, skip: int = 0) -> bool:
+        """Whether the first micro-batch behind `skip` others is one the update in progress needs."""
+        state, shape = self._state, self._state.shape
+        first = line.first(worker.name)
+        _, groups = shape.groups_of_update(state.theta + 1)
+        return first is not None and (
+            first.iteration == state.version and first.index + skip < groups.stop * shape.micro_batches_per_group
+        )
+
+    @property
+    def ahead(self) -> bool:
+        """Whether micro-batches of the next iteration wait."""
+        return bool(self._train.get(self._state.version + 1))
 
     @property
     def waiting(self) -> int:
@@ -122,7 +146,8 @@ class Rollouts:
         holders = state.ledger.adapters(head.theta)
         others = [workers[name] for name in state.fleet.rollers if name in holders]
         if worker.device:
-            others += [w for w in state.trainers if "rollout" in state.layout.takes(w, state.stage)]
+            helping = [w for w in state.trainers if w.device or w.name not in state.resting]
+            others += [w for w in helping if "rollout" in state.layout.takes(w, state.stage)]
         return state.foresight.outrun(worker, others, None, state.now, len(line))
 
     def _may_queue_ahead(self, line: Line, worker: Worker) -> bool:

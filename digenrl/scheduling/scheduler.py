@@ -27,6 +27,8 @@ An event changes facts; then `_fill` issues commands until nothing more can be i
 What the driver of this machine must keep to:
 
 - Commands to one worker take effect in the order they were issued; in particular a Drop before what follows it.
+- A Drop of an accumulator also voids the train units that were to add to it and were sent before: they leave nothing,
+  whenever they end.
 - Every Install, Transfer and (per source) Reduce is answered, by TransferFailed if it fails; an Install's failure is
   TransferFailed(AdapterRef). Nothing is answered on behalf of a worker after its WorkerLost, with one exception: a
   Reduce is answered by its lead, also for a source that is lost.
@@ -67,7 +69,11 @@ from digenrl.scheduling.updates import Updates
 
 
 class Scheduler:
-    """Decides what runs where."""
+    """Decides what runs where.
+
+    Attributes:
+        searches: how often a trainer with nothing to train was weighed up against waiting (search=True).
+    """
 
     def __init__(
         self,
@@ -127,6 +133,7 @@ class Scheduler:
         if search and costs is None:
             raise ValueError("search=True needs `costs`: it predicts how long units will take")
         self._search: BubbleSearch | None = None
+        self.searches = 0
         if costs is not None:
             state.foresight = Foresight(costs)
             self._search = BubbleSearch(state, state.foresight, std_scope) if search else None
@@ -339,37 +346,52 @@ class Scheduler:
     def _feed(self) -> None:
         """Give units to the devices, one at a time to the least loaded, so that a group spreads over all of them."""
         fleet = self._state.fleet
-        waiting = [_turn(fleet.workers[name]) for name in self._state.awake if name in fleet.workers]
-        self._state.awake.clear()
-        heapify(waiting)
-        while waiting:
-            worker = fleet.workers[heappop(waiting)[-1]]
-            if fleet.has_room(worker) and self._give_unit(worker):
-                heappush(waiting, _turn(worker))
+        while self._state.awake:
+            waiting = [_turn(fleet.workers[name]) for name in self._state.awake if name in fleet.workers]
+            self._state.awake.clear()
+            heapify(waiting)
+            while waiting:
+                worker = fleet.workers[heappop(waiting)[-1]]
+                if fleet.has_room(worker) and self._give_unit(worker):
+                    heappush(waiting, _turn(worker))
 
     def _give_unit(self, worker: Worker) -> bool:
         """Dispatch one unit to a device with room. False if there is nothing for it."""
         if worker.draining:
             return self._rollouts.resume(worker)
         kinds = self._state.layout.takes(worker, self._state.stage)
-        if "train" in kinds and (self._training.next(worker) or self._training.take_over(worker)):
+        trains, assists = "train" in kinds, "assist" in worker.roles
+        if trains and not assists and self._training.next(worker):
             return True
         # A ready train unit waits for the running unit at most, so nothing else is queued behind another unit.
-        spare = "train" not in kinds or not worker.device
+        spare = not trains or assists or not worker.device
         if worker.rolling is not None:
             # A trajectory goes on where it began, whatever the worker's role has become.
             return spare and self._rollouts.resume(worker)
-        if "rollout" in kinds and spare and self._may_begin(worker) and self._rollouts.start(worker):
-            return True
+        if "rollout" in kinds and spare and self._may_begin(worker):
+            if self._rollouts.start(worker, urgent=assists):
+                return True
+            # Nothing is queued behind what runs that would keep the worker from what the update in progress waits for.
+            may_train = assists and not (worker.device and self._rollouts.urgent(worker))
+            if may_train and self._training.next(worker):
+                return True
+            # What is needed later is begun by who has nothing else to do, never queued.
+            if assists and not worker.device and self._rollouts.start(worker):
+                return True
         return "evaluate" in kinds and self._rollouts.evaluate(worker)
 
     def _may_begin(self, worker: Worker) -> bool:
         """Whether a worker may begin a trajectory: a trainer that helps, only if it is of use."""
         if "rollout" in worker.roles:
             return True
-        if not self._rollouts.waiting or self._training.expects(worker):
+        if self._training.expects(worker):
             return False
-        return self._search is None or self._search.inserts(worker, self._rollouts.waiting)
+        if not self._rollouts.waiting:
+            return self._rollouts.ahead and self._updates.drained
+        if self._search is None:
+            return True
+        self.searches += 1
+        return self._search.inserts(worker, self._rollouts.waiting)
 
 
 def _turn(worker: Worker) -> tuple[int, bool, int, str]:

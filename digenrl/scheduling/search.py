@@ -5,10 +5,12 @@
 
 At a bubble both answers are tried on a compact copy of what is left of the iteration, with the durations of the cost
 model: the next decisions of all trainers are branched on, the rest follows two simple rules (always begin; never).
-A trajectory is inserted only if the predicted end of the iteration falls, or the train units end earlier in total
-while it does not rise. The search is deterministic, remembers states, cuts off branches that cannot win, and spends no
-more than a fixed share of the time that it decides about; where that is too little for both answers, far from the
-iteration's end, the trainer helps.
+A trajectory is inserted only if the predicted end of the iteration falls. A trainer that rests is asked again when
+something becomes ready to train, and when another one decides, on whom its answer may have relied.
+
+The search is deterministic, remembers states, cuts off branches that cannot win, and spends no more than a fixed share
+of the time that it decides about; where that is too little for both answers, far from the iteration's end, the trainer
+helps.
 """
 
 from __future__ import annotations
@@ -25,12 +27,9 @@ from digenrl.scheduling.scopes import StdScope
 from digenrl.scheduling.state import State
 from digenrl.scheduling.units import RolloutUnit, ScoreUnit, UpdateUnit
 
-#: When the iteration ends, and the sum of the times at which its train units do.
-Value = tuple[float, float]
-
 #: Share of the time that may go into searching; seconds one unit takes in an Outlook, roughly; and how many of those
 #: steps it takes to count one micro-batch in a survey.
-_SHARE, _STEP_S, _SURVEY_STEPS = 0.01, 5e-6, 0.2
+_SHARE, _STEP_S, _SURVEY_STEPS = 0.01, 8e-6, 0.2
 
 #: Decisions of trainers that are branched on.
 _MOST_DEPTH = 5
@@ -43,57 +42,76 @@ class BubbleSearch:
         self._state = state
         self._foresight = foresight
         self._std_scope = std_scope
-        self._skipped: set[str] = set()
+        # When each trainer last chose to rest, and how many trajectories waited then.
+        self._rested: dict[str, tuple[float, int]] = {}
+        self._began: float | None = None
         self.searches = 0
-        self.steps = 0
+        self.steps = 0.0
 
     def inserts(self, worker: Worker, waiting: int) -> bool:
         """Whether this idle trainer is to begin one of the trajectories of which so many wait."""
+        state = self._state
+        moment = state.now, waiting
+        rests = self._rested.get(worker.name) == moment or not self._decide(worker, waiting)
+        if rests:
+            state.resting.add(worker.name)
+            self._rested[worker.name] = moment
+        else:
+            state.resting.discard(worker.name)
+            moment = state.now, waiting - 1
+        # What the others decided in other circumstances is decided again.
+        state.awake.update(name for name in state.resting if self._rested[name] != moment)
+        return not rests
+
+    def _decide(self, worker: Worker, waiting: int) -> bool:
         state, budget = self._state, self._budget()
-        self._skipped.discard(worker.name)
-        if state.stuck or _SURVEY_STEPS * len(state.batches) + 2 * waiting > budget:
+        survey_steps = _SURVEY_STEPS * len(state.batches)
+        if state.stuck or survey_steps + 2 * waiting > budget:
             return True
         staying = [w for w in state.fleet.workers.values() if not w.draining]
-        resting = [w for w in staying if w is worker or (w.name in self._skipped and not w.device)]
+        resting = [w for w in staying if w is worker or self._rested.get(w.name) == (state.now, waiting)]
         base = survey(state, self._foresight, self._std_scope, staying, resting)
+        self.steps += survey_steps
         place = staying.index(worker)
-        if not base.is_choice(place) or 2 * base.units > budget or self._better(base, place, budget):
-            return True
-        self._skipped.add(worker.name)
-        return False
+        return not base.is_choice(place) or 4 * base.units > budget or self._better(base, place, budget)
 
-    def _budget(self) -> int:
-        """Steps one search may take: everybody searches about once per trajectory."""
-        workers = self._state.fleet.workers.values()
-        seconds = min(self._foresight.rollout_s(worker.kind) for worker in workers)
-        return int(_SHARE * seconds / len(workers) / _STEP_S)
+    def _budget(self) -> float:
+        """Steps this search may take: all workers' searches together must not exceed their share of the time so far.
 
-    def _better(self, base: Outlook, place: int, budget: int) -> bool:
-        # Every leaf is followed to the end twice.
-        depth = min(_MOST_DEPTH, max(0, int(math.log2(budget / (4 * base.units + 1)))))
+        What is due during the first trajectory is granted in advance, and no search takes more than one worker's part.
+        """
+        state, workers = self._state, self._state.fleet.workers.values()
+        if self._began is None:
+            self._began = state.now
+        trajectory = _SHARE / _STEP_S * min(self._foresight.rollout_s(worker.kind) for worker in workers)
+        due = _SHARE / _STEP_S * (state.now - self._began)
+        return min(trajectory / len(workers), trajectory + due - self.steps)
+
+    def _better(self, base: Outlook, place: int, budget: float) -> bool:
+        # Both answers lead to 2 ** depth leaves, each of which is followed to the end twice.
+        depth = min(_MOST_DEPTH, int(math.log2(budget / (4 * base.units))))
         insert, skip = base.copy(), base.copy()
         insert.insert(place)
         skip.rest(place)
-        known: dict[tuple[object, ...], Value] = {}
-        skipped = _best(skip, depth, (math.inf, math.inf), known)
+        known: dict[tuple[object, ...], float] = {}
+        skipped = _best(skip, depth, math.inf, known)
         inserted = _best(insert, depth, skipped, known)
         self.searches += 1
         self.steps += base.steps[0]
-        return inserted < skipped
+        return skipped - inserted > 1e-6
 
 
-def _best(outlook: Outlook, depth: int, limit: Value, known: dict[tuple[object, ...], Value]) -> Value:
-    """The best value that is reached by branching on the next decisions, or `limit` if that is better."""
+def _best(outlook: Outlook, depth: int, limit: float, known: dict[tuple[object, ...], float]) -> float:
+    """The earliest end that is reached by branching on the next decisions, or `limit` if that is not later."""
     place = outlook.advance()
     if place is None:
-        return min(limit, outlook.value)
-    if outlook.bound > limit[0]:
+        return min(limit, outlook.end)
+    if outlook.bound >= limit:
         return limit
-    origin = outlook.origin
-    key = (depth, place, *outlook.key())
+    # Equal states may be reached at different times.
+    key, now = (depth, place, *outlook.key()), outlook.now
     if key in known:
-        # Equal states may be reached at different times.
-        return min(limit, (known[key][0] + origin[0], known[key][1] + origin[1]))
+        return min(limit, now + known[key])
     insert = outlook.copy()
     insert.insert(place)
     outlook.rest(place)
@@ -103,7 +121,7 @@ def _best(outlook: Outlook, depth: int, limit: Value, known: dict[tuple[object, 
         best = _best(insert, depth - 1, limit, known)
         best = _best(outlook, depth - 1, best, known)
     if best < limit:
-        known[key] = (best[0] - origin[0], best[1] - origin[1])
+        known[key] = best - now
     return best
 
 
@@ -160,6 +178,18 @@ class _Survey:
         batch = state.batches[worker.rolling]
         return at + sum(foresight.unit_s(unit, worker.kind) for unit in batch.rollout[batch.issued :])
 
+    def _complete_at(self, batch: Batch) -> float:
+        """When a trajectory that is begun will be complete: not after what its worker has been given behind it."""
+        worker = self._state.fleet.workers.get(batch.roller or "")
+        if worker is None or worker.name not in self._free:
+            return self._state.now
+        behind = 0.0
+        for unit in reversed(worker.device):
+            if isinstance(unit, RolloutUnit) and unit.micro_batch == batch.id:
+                break
+            behind += self._foresight.unit_s(unit, worker.kind)
+        return self._free[worker.name] - behind if worker.rolling is None else self._free[worker.name]
+
     def _count(self, batch: Batch) -> None:
         state, group = self._state, self._state.shape.group_of(batch.id)
         update, scope = batch.update - self._first, self._scope_of[group]
@@ -178,7 +208,7 @@ class _Survey:
             if batch.roller is None:
                 self._waiting[group] += 1
                 return
-            self._ready_at[scope] = max(self._ready_at[scope], self._free.get(batch.roller, state.now) + self._score_s)
+            self._ready_at[scope] = max(self._ready_at[scope], self._complete_at(batch) + self._score_s)
         elif batch.scores is None:
             self._ready_at[scope] = max(self._ready_at[scope], state.now + self._score_s)
 
@@ -190,6 +220,7 @@ class _Survey:
             score_s=self._score_s,
             step_s=self._step_s(),
             scope_of=self._scope_of,
+            update_of=tuple(group // state.shape.groups_per_update - done for group in range(state.shape.groups)),
             yields=tuple(
                 tuple((update - done, units) for update, units in sorted(found.items())) for found in self._yields
             ),
@@ -225,8 +256,9 @@ class _Survey:
             train_s=tuple(train_s),
             switch_s=switch_s or 0.0,
             rolls=rolls,
-            trains="train" in worker.roles,
+            trains=worker.trains,
             helps=not rolls and "rollout" in takes,
+            assists="assist" in worker.roles,
         )
 
     def _step_s(self) -> float:

@@ -29,11 +29,16 @@ class Costs:
     Attributes:
         unit_s: (unit, kind of worker) -> seconds on its lane.
         move_s: seconds of an Install, a Transfer, a Commit, or one source of a Reduce.
+        between_s: (unit before it on the lane or None, unit, kind of worker) -> seconds the lane stands still before
+            the unit: orchestration gap and role switch. They are not part of its reported seconds.
+        streamed: how many times as long a train unit takes before its group is complete.
         tick_s: seconds between Ticks while nothing else happens.
     """
 
     unit_s: Callable[[Unit, str], float]
     move_s: Callable[[m.Command], float] = lambda command: 0.0
+    between_s: Callable[[Unit | None, Unit, str], float] = lambda previous, unit, kind: 0.0
+    streamed: float = 1.0
     tick_s: float = 1.0
 
 
@@ -184,10 +189,12 @@ class Simulation:
             case m.Install() | m.Transfer() | m.Commit():
                 self._depart(command)
             case m.Reduce(theta, _, sources, _):
-                for source in sources:
+                # The lead takes in one after the other: each may be as large as the model.
+                for position, source in enumerate(sources, start=1):
                     self._live(source)
                     ref = m.AccumulatorRef(theta, source)
-                    self._at(self._now + self._costs.move_s(command), lambda r=ref: self._merge(command, r))  # type: ignore[misc]
+                    arrival = self._now + position * self._costs.move_s(command)
+                    self._at(arrival, lambda r=ref: self._merge(command, r))  # type: ignore[misc]
             case m.Drop(ref, name):
                 self._live(name).drop(ref)
             case m.Publish():
@@ -282,11 +289,13 @@ class Simulation:
     # --- units ---
 
     def _start(self, worker: SimWorker, lane: Lane) -> None:
+        previous = lane.previous
         run = lane.next()
         if run is not None:
             worker.begin(run, self.scheduler.shape)
-            seconds = self._costs.unit_s(run.unit, worker.kind)
-            self._at(self._now + seconds, lambda: self._end(worker, lane, run, seconds))
+            pause = self._costs.between_s(previous, run.unit, worker.kind)
+            seconds = self._costs.unit_s(run.unit, worker.kind) * (self._costs.streamed if run.rewards else 1.0)
+            self._at(self._now + pause + seconds, lambda: self._end(worker, lane, run, seconds))
 
     def _end(self, worker: SimWorker, lane: Lane, run: m.Run, seconds: float) -> m.Event | None:
         if self.workers.get(worker.name) is not worker:

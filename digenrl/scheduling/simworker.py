@@ -21,11 +21,22 @@ class SimulationError(AssertionError):
 
 @dataclass
 class Lane:
-    """Runs one unit at a time: of those that wait, the most urgent whose predecessors have ended, first come first."""
+    """Runs one unit at a time: of those that wait, the most urgent whose predecessors have ended, first come first.
+
+    Attributes:
+        waiting: units that are not begun.
+        running: what runs.
+        previous: the unit begun last.
+        withdrawn: the running one was cancelled.
+        void: the accumulator that the running one was to add to was dropped.
+        failed: units that raised and were not sent again.
+    """
 
     waiting: dict[Unit, Run] = field(default_factory=dict)
-    running: Unit | None = None
+    running: Run | None = None
+    previous: Unit | None = None
     withdrawn: bool = False
+    void: bool = False
     failed: set[Unit] = field(default_factory=set)
 
     def enqueue(self, run: Run) -> None:
@@ -43,13 +54,13 @@ class Lane:
         run = max(ready, key=_priority, default=None) if len(ready) > 1 else next(iter(ready), None)
         if run is not None:
             del self.waiting[run.unit]
-            self.running = run.unit
-            self.withdrawn = False
+            self.running, self.previous = run, run.unit
+            self.withdrawn = self.void = False
         return run
 
     def end(self, unit: Unit, *, failed: bool) -> bool:
         """The running unit ended. False if it had been withdrawn: nobody is told."""
-        assert self.running == unit
+        assert self._runs(unit)
         self.running = None
         if failed:
             # What depends on it does not run; the scheduler is expected to withdraw it.
@@ -58,13 +69,16 @@ class Lane:
 
     def withdraw(self, unit: Unit) -> None:
         """Take a unit back. If it runs it goes on."""
-        if unit == self.running:
+        if self._runs(unit):
             self.withdrawn = True
         elif self.waiting.pop(unit, None) is None:
             raise SimulationError(f"{unit.label} is withdrawn but not there")
 
     def _unfinished(self, unit: Unit) -> bool:
-        return unit in self.waiting or unit == self.running or unit in self.failed
+        return unit in self.waiting or self._runs(unit) or unit in self.failed
+
+    def _runs(self, unit: Unit) -> bool:
+        return self.running is not None and self.running.unit == unit
 
 
 def _priority(run: Run) -> int:
@@ -143,7 +157,7 @@ class SimWorker:
                 )
                 accumulator = self.accumulators.setdefault(run.theta + 1, {})
                 # A repeated unit returns its old receipt and adds nothing.
-                if run.unit not in accumulator:
+                if run.unit not in accumulator and not self.device.void:
                     accumulator[run.unit] = pairs
                     self.waiting.update([run.unit] if run.rewards else [])
             case UpdateUnit(theta):
@@ -174,6 +188,9 @@ class SimWorker:
                 self.partial.pop(micro_batch, None)
             case AccumulatorRef(theta, _):
                 self.waiting -= self.accumulators.pop(theta, {}).keys()
+                running = self.device.running
+                if running is not None and isinstance(running.unit, TrainUnit) and running.theta + 1 == theta:
+                    self.device.void = True
             case AdapterRef(theta):
                 self.adapters.discard(theta)
                 self.optimizers.discard(theta)

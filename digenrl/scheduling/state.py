@@ -76,10 +76,12 @@ class State:
         step: the optimiser step in progress.
         lead: the trainer that takes the optimiser steps.
         trainers: workers that train, in join order.
+        able: those, and the workers that assist in training.
         disturbed: contributions were taken back, so micro-batches have to be tended again.
         awake: workers whose device lane may be able to take a unit; the others were asked and had nothing to do.
         foresight: predictions, if there is a cost model.
         declined: workers that left to others what they could have begun.
+        resting: trainers that could help and wait for something to train instead, or did when they were last idle.
         stuck: no device does anything, so whoever is asked must not leave anything to others: predictions were wrong.
         reassigned: how often roles were assigned.
     """
@@ -107,6 +109,7 @@ class State:
         self.step = Step()
         self.lead: str | None = None
         self.trainers: list[Worker] = []
+        self.able: list[Worker] = []
         self.fleet = Fleet(queue_depth)
         self.ledger = Ledger(self.version_theta)
         self.ledger.driver |= self.version_thetas
@@ -115,6 +118,7 @@ class State:
         self.awake: set[str] = set()
         self.foresight: Foresight | None = None
         self.declined: set[str] = set()
+        self.resting: set[str] = set()
         self.stuck = False
         self.reassigned = 0
         self._failures: Counter[str] = Counter()
@@ -205,6 +209,7 @@ class State:
         workers = self.fleet.workers
         changed = self.fleet.assign(self.layout.roles(workers.values()))
         self.trainers = [worker for worker in workers.values() if "train" in worker.roles]
+        self.able = [worker for worker in workers.values() if worker.trains]
         self.reassigned += 1
         self.awake.update(changed)
         return changed
@@ -224,8 +229,9 @@ class State:
         self.declined.clear()
 
     def wake_idle_trainers(self, units: int) -> None:
-        """There may be so many units to train for trainers that do nothing."""
-        self.awake.update(islice(self.fleet.idle_trainers, units))
+        """There may be so many units to train for workers that do nothing, whatever their kind."""
+        for idle in self.fleet.idle_trainers.values():
+            self.awake.update(islice(idle, units))
 
     # --- failures ---
 

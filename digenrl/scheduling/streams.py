@@ -9,10 +9,9 @@ by then is trained the ordinary way.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from digenrl.identity import MicroBatchId
 from digenrl.scheduling.batches import Batch
 from digenrl.scheduling.state import State
 
@@ -36,29 +35,28 @@ class Streams:
         self.baseline = 0.0
         self.closings: dict[int, GroupStatistics | None] = {}
         self._held: defaultdict[str, set[int]] = defaultdict(set)
-        self._refused: defaultdict[str, dict[MicroBatchId, None]] = defaultdict(dict)
 
     def begin(self, baseline: float) -> None:
         """A new iteration is in progress."""
         self.baseline = baseline
         self.closings = {}
         self._held.clear()
-        self._refused.clear()
 
     def eligible(self, batch: Batch) -> bool:
         """Whether the micro-batch may be trained before its group is complete. Some of its samples must be scored."""
         return self._enabled and batch.on_policy and bool(batch.rewards)
 
-    def admit(self, batch: Batch, trainer: str) -> bool:
-        """Begin to train a micro-batch of an open group on a trainer, if it has room for the group's sums."""
-        if not self.eligible(batch):
-            return False
-        group, held = self._group(batch), self._held[trainer]
-        if group not in held and len(held) >= self._most:
-            self._refused[trainer][batch.id] = None
-            return False
-        held.add(group)
-        return True
+    def admits(self, batch: Batch, trainer: str) -> bool:
+        """Whether a trainer may train a micro-batch of an open group: it needs room for the group's sums.
+
+        Those of closed groups do not count: the trainer is told of them before it begins.
+        """
+        held = self._held[trainer]
+        return self.eligible(batch) and (self._group(batch) in held or len(held - self.closings.keys()) < self._most)
+
+    def admit(self, batch: Batch, trainer: str) -> None:
+        """A trainer begins to train a micro-batch of an open group."""
+        self._held[trainer].add(self._group(batch))
 
     def close(self, batch: Batch, statistics: Mapping[int, GroupStatistics | None]) -> None:
         """The group of a micro-batch is complete. `statistics`, by group: None if it has no policy gradient.
@@ -73,21 +71,19 @@ class Streams:
             raise ValueError(f"streaming needs the statistics of group {group} from the advantage function")
         if statistics[group] is not None and set(batch.taking_part) != batch.rewards.keys():
             raise ValueError(f"group {group} has statistics, so no sample of {batch.id.label} may be excluded")
+        if group in self.closings:
+            return
         self.closings[group] = statistics[group]
+        for trainer, held in self._held.items():
+            if group in held:
+                self._state.wake(trainer)
 
-    def deliver(self, trainer: str) -> tuple[dict[int, GroupStatistics | None], Collection[Batch]]:
-        """A train unit goes to a trainer.
-
-        Returns:
-            What it is to be told of groups whose sums it holds, and the micro-batches for which there may be room now.
-        """
+    def deliver(self, trainer: str) -> dict[int, GroupStatistics | None]:
+        """A train unit goes to a trainer. Returns what it is to be told of groups whose sums it holds."""
         held = self._held[trainer]
         closed = {group: self.closings[group] for group in sorted(held & self.closings.keys())}
-        if not closed:
-            return closed, ()
         held.difference_update(closed)
-        waiting = self._refused.pop(trainer, {})
-        return closed, [batch for m in waiting if (batch := self._state.batches.get(m)) is not None]
+        return closed
 
     def closings_of(self, theta: int) -> dict[int, GroupStatistics | None]:
         """What the step that makes `theta` needs."""

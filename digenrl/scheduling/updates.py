@@ -74,6 +74,12 @@ class Updates:
         return self._state.theta == self._target
 
     @property
+    def drained(self) -> bool:
+        """Whether nothing of the iteration in progress waits any more: its last step only has to be taken."""
+        theta = self._state.theta + 1
+        return theta >= self._target and not self._unclosed[theta] and not self._training.waiting
+
+    @property
     def lacking(self) -> tuple[int, int]:
         """Of the step in progress: micro-batches without advantages, and train units without contribution."""
         return self._unclosed[self._state.theta + 1], self._units[self._state.theta + 1]
@@ -238,8 +244,13 @@ class Updates:
         state.emit(Commit(theta, state.lead, step.standby))
 
     def _spoil(self, worker: str) -> None:
-        """A worker's accumulator for the step in progress is of no use: drop it, and compute again what was its own."""
-        self._state.drop(AccumulatorRef(self._state.theta + 1, worker), worker)
+        """A worker's accumulator for the step in progress is of no use: compute again what is or would be in it."""
+        state = self._state
+        for batch in state.batches.values():
+            for unit in [unit for unit, name in batch.running.items() if name == worker]:
+                self._recall(batch, unit)
+                self.redo(batch, unit)
+        state.drop(AccumulatorRef(state.theta + 1, worker), worker)
         if worker == self._state.lead:
             self._unmerge()
         self._redo(worker)
@@ -256,8 +267,6 @@ class Updates:
             self._state.disturbed = True
             batch = self._state.batches[unit.micro_batch]
             self.redo(batch, unit)
-            if self._state.step.seals(batch.trainer):
-                self._training.unassign(batch)
 
     def _count_bad(self, theta: int) -> None:
         self._bad.add(theta)
@@ -270,9 +279,9 @@ class Updates:
     def _fall_back(self, theta: int) -> None:
         """Undo the steps after `theta`: nobody has the state they led to."""
         state = self._state
-        for worker in state.ledger.contributors():
+        undone, spoilt = state.theta + 1, dict.fromkeys(state.ledger.contributors())
+        for worker in spoilt:
             state.ledger.disown(worker)
-            state.drop(AccumulatorRef(state.theta + 1, worker), worker)
         state.theta = theta
         state.lead = None
         state.step = Step()
@@ -280,16 +289,24 @@ class Updates:
         self.accounts[state.version].take_back(theta)
         for batch in state.batches.values():
             if batch.update > theta:
+                spoilt |= dict.fromkeys(batch.running.values())
                 self._reopen(batch)
+        for worker in spoilt:
+            state.drop(AccumulatorRef(undone, worker), worker)
         self._adapters.retire()
 
     def _reopen(self, batch: Batch) -> None:
-        for unit, name in batch.running.items():
-            worker = self._state.fleet.workers.get(name)
-            if worker is not None and self._state.fleet.take(unit, worker):
-                self._state.emit(Cancel(unit, name))
+        for unit in batch.running:
+            self._recall(batch, unit)
         for unit in self._state.shape.train_units(batch.id):
             self.redo(batch, unit)
+
+    def _recall(self, batch: Batch, unit: TrainUnit) -> None:
+        """Take a train unit back from its worker, whose accumulator is to be dropped next."""
+        name = batch.running[unit]
+        worker = self._state.fleet.workers.get(name)
+        if worker is not None and self._state.fleet.take(unit, worker):
+            self._state.emit(Cancel(unit, name))
 
 
 def _merging(source: str, theta: int) -> str:

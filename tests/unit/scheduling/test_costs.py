@@ -159,6 +159,105 @@ def test_noted_costs_are_averaged_too():
     assert costs.of_kind("new").switch_s == 2.0
 
 
+def test_an_average_of_differences_is_never_below_zero():
+    costs = model()
+    for seconds in (-3.0, 0.1, -9.0):
+        costs.note("switch_s", "new", seconds)
+    assert costs.of_kind("new").switch_s == 0.0
+
+
+def behind(unit: object, seconds: float, gap_s: float | None, outcome: m.Outcome | None = None) -> m.UnitFinished:
+    return m.UnitFinished(unit, "w", seconds, outcome or m.RolloutDone(), gap_s)  # type: ignore[arg-type]
+
+
+def test_gaps_between_units_of_one_role_are_averaged():
+    costs = model()
+    costs.observe(m.WorkerJoined("w", "fast", ALL))
+    for gap_s in (None, 0.105, None):
+        costs.observe(behind(STEP, 0.1, gap_s))
+    assert costs.of_kind("fast").gap_s == pytest.approx(0.8 * 0.005 + 0.2 * 0.105)
+    assert costs.of_kind("fast").switch_s == 0.05
+
+
+def test_what_the_first_unit_in_a_new_role_takes_longer_is_the_switch():
+    """Before it and within it; it tells nothing of what such a unit takes."""
+    costs = model()
+    costs.observe(m.WorkerJoined("w", "fast", ALL))
+    usual_s = costs.seconds(TRAIN, "fast")
+    for _ in range(60):
+        costs.observe(behind(TRAIN, usual_s, 0.005))
+        costs.observe(behind(STEP, 0.1, None))
+        costs.observe(behind(TRAIN, usual_s + 0.3, 0.105))
+    learned = costs.of_kind("fast")
+    assert learned.switch_s == pytest.approx(0.4, rel=1e-3)
+    assert learned.gap_s == pytest.approx(0.005)
+    assert costs.seconds(TRAIN, "fast") == pytest.approx(usual_s)
+
+
+def test_a_change_of_roles_that_nobody_timed_is_no_switch():
+    """The lane may have stood still for want of work, and the simulation reports no gap."""
+    costs = model()
+    costs.observe(m.WorkerJoined("w", "fast", ALL))
+    costs.observe(behind(STEP, 0.1, None))
+    costs.observe(behind(TRAIN, 2.6, None))
+    assert costs.of_kind("fast").switch_s == 0.05
+    assert costs.seconds(TRAIN, "fast") == pytest.approx(0.8 * 1.3 + 0.2 * 2.6)
+
+
+def test_copies_that_were_timed_are_averaged():
+    costs = model()
+    costs.observe(m.WorkerJoined("w", "fast", ALL))
+    costs.observe(m.VersionInstalled("w", 1, 1.1))
+    costs.observe(m.VersionInstalled("w", 2))
+    costs.observe(m.Transferred(m.TrajectoryRef(MB), "w", 0.52))
+    costs.observe(m.Transferred(m.AccumulatorRef(1, "v"), "w", 99.0))
+    assert costs.of_kind("fast").install_s == pytest.approx(0.8 * 0.1 + 0.2 * 1.1)
+    assert costs.of_kind("fast").transfer_s == pytest.approx(0.8 * 0.02 + 0.2 * 0.52)
+
+
+def test_a_streamed_unit_takes_longer_and_tells_of_ordinary_ones():
+    costs = CostModel.from_profile(model().shape, {"fast": FAST}, streamed=1.5)
+    costs.observe(m.WorkerJoined("w", "fast", ALL))
+    assert costs.seconds(TRAIN, "fast", streamed=True) == pytest.approx(1.5 * 1.0 + 0.3)
+    costs.observe(behind(TRAIN, 2 * 1.8, None, m.Trained((TRAIN,), streamed=True)))
+    assert costs.seconds(TRAIN, "fast") == pytest.approx(1.2 * 1.3)
+
+
+def test_timestep_batches_that_no_unit_has_change_with_the_one_they_have():
+    costs = model()
+    costs.observe(m.WorkerJoined("w", "fast", ALL))
+    costs.observe(finished(TRAIN, 2.6))
+    assert costs.of_kind("fast").train_s == pytest.approx({1: 0.48, 2: 0.72, 4: 1.2})
+
+
+def test_timestep_batches_that_units_have_are_learned_each_for_itself():
+    costs = model(timestep_batch=3)
+    costs.observe(m.WorkerJoined("w", "fast", ALL))
+    costs.observe(finished(TrainUnit(MB, (0, 1, 2)), 2 * 1.1))
+    # Units of 3 and of the 1 that is left; 3 was only estimated.
+    assert costs.of_kind("fast").train_s == pytest.approx({1: 0.4, 2: 1.2 * 0.6, 3: 2 * 0.8, 4: 1.2 * 1.0})
+
+
+def test_a_guess_is_forgotten_once_something_is_known():
+    costs = CostModel.guess(model().shape)
+    costs.observe(m.WorkerJoined("w", "cpu", ALL))
+    costs.observe(finished(ScoreUnit(MB), 0.7))
+    assert costs.seconds(WHOLE, "cpu") == pytest.approx(10.0)
+    costs.observe(finished(WHOLE, 0.5))
+    assert costs.kinds == ("cpu",)
+    assert costs.seconds(WHOLE, "another") == pytest.approx(0.5)
+    assert costs.seconds(TRAIN, "cpu") == pytest.approx(4 * 3 * 0.05)
+
+
+def test_lost_workers_are_forgotten():
+    costs = model()
+    costs.observe(m.WorkerJoined("w", "fast", ALL))
+    costs.observe(m.WorkerLost("w"))
+    assert costs.to_json()["workers"] == {}
+    costs.observe(finished(STEP, 9.0))
+    assert costs.seconds(STEP, "fast") == 0.1
+
+
 def test_json_round_trip_answers_the_same():
     costs = model(updates=2)
     costs.observe(m.WorkerJoined("w", "odd", ALL))

@@ -26,6 +26,9 @@ from digenrl.scheduling.units import RolloutUnit, TrainUnit, Unit, UpdateUnit
 
 QUEUE_DEPTHS = (1, 2, 3)
 
+#: More in the profile `thorough`.
+EXAMPLES = max(250, settings.default.max_examples)
+
 
 class Watcher(Simulation):
     """Checks invariants 2, 3 and 4 while a run goes on."""
@@ -89,7 +92,8 @@ class Watcher(Simulation):
     def _check_run(self, run: m.Run) -> None:
         lane = self.outstanding[run.worker, run.unit.lane]
         state, worker = self.scheduler._state, self.scheduler._state.fleet.workers[run.worker]
-        if "train" in state.layout.takes(worker, state.stage) and isinstance(run.unit, RolloutUnit):
+        trains = "train" in worker.roles and "train" in state.layout.takes(worker, state.stage)
+        if trains and isinstance(run.unit, RolloutUnit):
             # A trainer rolls out only while it has nothing else to do, so a train unit waits for that one unit at most.
             assert not lane
         assert len(lane) < self.queue_depth
@@ -251,7 +255,7 @@ def storms(draw: st.DrawFn) -> list[tuple[float, m.Event]]:
     return sorted(found, key=lambda item: item[0])
 
 
-@settings(max_examples=250, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=EXAMPLES, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(
     run_shape=shapes(),
     layout=layouts,

@@ -239,3 +239,22 @@ def test_worker_that_joins_late_gets_what_it_needs_and_works():
 
 def _mb(index: int) -> MicroBatchId:
     return MicroBatchId("train", 0, index)
+
+
+def test_a_scorer_does_not_wait_for_a_trajectory_that_is_made_again() -> None:
+    """It could be what the scorer is for that has to happen first."""
+    scheduler = Scheduler(shape(iterations=1), Disaggregated(1), centred)
+    scheduler.handle(m.WorkerJoined("scorer", "cpu", frozenset({"train", "score"})), 0)
+    issued = scheduler.handle(m.WorkerJoined("roller", "cpu", frozenset({"rollout"})), 0)
+    assert {c.worker for c in issued} == {"roller"}
+    issued = [c for name in ("roller", "scorer") for c in scheduler.handle(m.VersionInstalled(name, 0), 0)]
+    unit = next(c.unit for c in issued if isinstance(c, m.Run))
+    issued = scheduler.handle(m.UnitFinished(unit, "roller", 1.0, m.RolloutDone()), 1)
+    (copy,) = (c for c in issued if isinstance(c, m.Transfer))
+    assert copy.target == "scorer"
+    lane = scheduler._state.fleet.workers["scorer"].cpu
+    assert list(lane) == [ScoreUnit(unit.micro_batch)]
+    scheduler.handle(m.WorkerLost("roller"), 2)
+    assert not lane
+    issued = scheduler.handle(m.Transferred(copy.ref, "scorer"), 3)
+    assert ScoreUnit(unit.micro_batch) in {c.unit for c in issued if isinstance(c, m.Run)}, "it arrived after all"

@@ -12,6 +12,7 @@ from digenrl.prompts import load_prompts
 from digenrl.scheduling.messages import AdapterRef, Drop, Run, TrajectoryRef
 from digenrl.scheduling.units import RolloutUnit
 from workers.courier import Courier
+from workers.forgetting import Forgetting
 from workers.receipts import Assignment, RunSetup
 from workers.replica import Replica
 
@@ -30,7 +31,7 @@ def replica(shared: Replica) -> Replica:
     """With the adapter of theta 0 and nothing else."""
     for theta in list(shared._adapters):
         shared._drop(AdapterRef(theta))
-    shared._dropped = 0
+    shared._forgetting = Forgetting()
     shared.initialise()
     return shared
 

@@ -64,6 +64,12 @@ def test_iterations_do_not_mix() -> None:
     assert second.seconds == 1.5
 
 
+def test_pairs_are_counted_by_the_age_of_their_samples() -> None:
+    old = TrainUnit(micro_batch(1), (1,))
+    receipt = Receipt(Trained((old,)), 0.0, 0.5, training=UnitMetrics(pairs=4, stale=4))
+    assert metered(train(0), (old, receipt), train(2)).close(CLOSED, NAMES, 12.0).staleness == {0: 8, 1: 4}
+
+
 def test_scores_prints_and_busy_time() -> None:
     batch = micro_batch(0)
     good, bad = SampleId(0, 0, 0, 1), SampleId(0, 0, 0, 0)
