@@ -1,7 +1,7 @@
 """Small cases of one iteration, and how the real scheduler does on them: for benchmarks/search_gap.py.
 
     Case       durations, capabilities and sizes, drawn from a seed
-    makespan   the case on the virtual clock, under one way of assisting
+    simulate   the case on the virtual clock, under one way of assisting
 
 Everything moves at once and for nothing, there is one optimiser step that takes no time, and lanes never stand still
 between units: what is left is which unit runs where and when.
@@ -10,6 +10,7 @@ between units: what is left is which unit runs where and when.
 from __future__ import annotations
 
 import random
+import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Literal
@@ -18,7 +19,7 @@ from digenrl.identity import SampleId
 from digenrl.scheduling import Digenrl, Disaggregated, RunShape, Scheduler, Verdict
 from digenrl.scheduling import messages as m
 from digenrl.scheduling.costs import CostModel
-from digenrl.scheduling.predict import TimedSimulation
+from digenrl.scheduling.simulate import Costs, Simulation
 
 Assist = Literal["off", "greedy", "search"]
 
@@ -31,46 +32,51 @@ RATES = (1.0, 0.6, 0.35)
 
 @dataclass(frozen=True)
 class CaseWorker:
-    """One worker. Durations in ticks."""
+    """One worker: what it is able to do, and how long that takes it. Durations in ticks."""
 
     trains: bool
     rolls: bool
     rate: float
     rollout: int
     train: int
-    score: int
 
 
 @dataclass(frozen=True)
 class Case:
-    """One iteration of P groups of G samples, each of them a micro-batch of its own with `units` train units."""
+    """One iteration of P groups of G samples, each of them a micro-batch of its own with `units` train units.
+
+    Scoring, on a cpu lane beside the devices, takes `score` ticks everywhere.
+
+    Attributes:
+        trainers: how many workers, the first ones, have training as their role.
+        shared: the others can train, too.
+    """
 
     seed: int
     workers: tuple[CaseWorker, ...]
+    trainers: int
+    shared: bool
+    score: int
     groups: int
     group_size: int
     units: int
 
     @classmethod
     def of(cls, seed: int) -> Case:
-        """Draw a case: 3-5 workers, half of the fleets mixed; 2-4 groups of 3-6 samples."""
+        """Draw a case: 3-5 workers, half of the fleets mixed, half shared; 2-4 groups of 3-6 samples."""
         rng = random.Random(seed)
-        count, mixed = rng.randint(3, 5), rng.random() < 0.5
+        count, mixed, shared = rng.randint(3, 5), rng.random() < 0.5, seed % 2 == 1
         trainers = rng.randint(1, count - 1)
         rollout, train = rng.randint(20, 100), rng.randint(10, 80)
         score = rng.randint(1, max(2, rollout // 5))
         workers = []
         for i in range(count):
             rate = rng.choice(RATES) if mixed else 1.0
-            only_trains = 0 < i < trainers and rng.random() < 0.15
-            slow = [max(1, round(ticks / rate)) for ticks in (rollout, train, score)]
-            workers.append(CaseWorker(i < trainers, not only_trains, rate, *slow))
-        return cls(seed, tuple(workers), rng.randint(2, 4), rng.randint(3, 6), rng.choice((1, 1, 2)))
-
-    @property
-    def trainers(self) -> int:
-        """How many workers can train."""
-        return sum(worker.trains for worker in self.workers)
+            rolls = not 0 < i < trainers or rng.random() > 0.15
+            trains = i < trainers or shared
+            workers.append(CaseWorker(trains, rolls, rate, round(rollout / rate), round(train / rate)))
+        sizes = rng.randint(2, 4), rng.randint(3, 6), rng.choice((1, 1, 2))
+        return cls(seed, tuple(workers), trainers, shared, score, *sizes)
 
     @property
     def shape(self) -> RunShape:
@@ -101,7 +107,7 @@ class Case:
             _kind(w): {
                 "rollout_step_s": w.rollout * TICK_S,
                 "train_s": {1: w.train * TICK_S},
-                "score_s": w.score * TICK_S,
+                "score_s": self.score * TICK_S,
             }
             for w in self.workers
         }
@@ -119,16 +125,44 @@ class Case:
         return events
 
 
-def makespan(case: Case, assist: Assist, queue_depth: int = 2) -> int:
-    """Ticks until the iteration is published."""
+@dataclass(frozen=True)
+class Outcome:
+    """How one case went.
+
+    Attributes:
+        ticks: until the iteration is published.
+        core_s: processor seconds the scheduler took for all its decisions.
+    """
+
+    ticks: int
+    core_s: float
+
+
+class _Metered(Simulation):
+    """Takes the time of the scheduler's decisions."""
+
+    core_s = 0.0
+
+    def _tell(self, event: m.Event) -> None:
+        self.result.events.append((self._now, event))
+        began = time.process_time()
+        commands = self.scheduler.handle(event, self._now)
+        self.core_s += time.process_time() - began
+        for command in commands:
+            self.result.commands.append((self._now, command))
+            self._perform(command)
+
+
+def simulate(case: Case, assist: Assist) -> Outcome:
+    """Run the case on the virtual clock."""
     layout = Disaggregated(case.trainers) if assist == "off" else Digenrl(case.trainers)
-    scheduler = Scheduler(
-        case.shape, layout, _everybody, queue_depth=queue_depth, costs=case.costs, search=assist == "search"
-    )
-    result = TimedSimulation(scheduler, case.costs, [(0.0, event) for event in case.joins]).run()
+    scheduler = Scheduler(case.shape, layout, _everybody, costs=case.costs, search=assist == "search")
+    costs = Costs(case.costs.seconds, case.costs.move_s, case.costs.between_s)
+    simulation = _Metered(scheduler, costs=costs, incidents=[(0.0, event) for event in case.joins])
+    result = simulation.run()
     if not result.finished:
         raise RuntimeError(f"case {case.seed} does not come to its end: {result.failure or result.waiting_for}")
-    return round(result.makespan_s / TICK_S)
+    return Outcome(round(result.makespan_s / TICK_S), simulation.core_s)
 
 
 def _kind(worker: CaseWorker) -> str:

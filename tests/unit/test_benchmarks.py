@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import subprocess
 import sys
@@ -10,14 +11,23 @@ from typing import Any
 
 import pytest
 
-from benchmarks import learn, overhead
+from benchmarks import learn, overhead, search_gap
 from benchmarks.overhead_figures import Gap, Ran, Reading, Side, busy_shares, gaps, row_of, side_of
-from benchmarks.overhead_tables import BEGIN, END, aligned, cpu_table, gap_table, replace_block, throughput_table
+from benchmarks.overhead_tables import (
+    BEGIN,
+    END,
+    aligned,
+    cpu_table,
+    fleet_table,
+    gap_table,
+    replace_block,
+    throughput_table,
+)
 
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("script", ["learn.py", "overhead.py"])
+@pytest.mark.parametrize("script", ["learn.py", "overhead.py", "emulated_fleet.py"])
 def test_help_works_from_any_directory(script: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / script), "--help"],
@@ -47,10 +57,10 @@ def test_every_layout_and_detail_is_measured() -> None:
     full, quick = overhead.sides(quick=False), overhead.sides(quick=True)
     assert len(set(full)) == len(full) and set(quick) < set(full)
     details = {None, "unit", "microbatch", "iteration", "auto"}
-    for layout in ("colocated", "disaggregated"):
+    for layout in ("colocated", "disaggregated", "emulated"):
         assert {side.detail for side in full if side.layout == layout} == details
         assert {(s.stepwise, s.queue_depth) for s in full if s.layout == layout and s.detail is None} == {
-            (cut, depth) for cut in (False, True) for depth in (1, 2)
+            (cut, depth) for cut in ((False,) if layout == "emulated" else (False, True)) for depth in (1, 2)
         }
     # Server time is counted beyond the first iteration, so every observed layout must have that one alone, too.
     for plan in (full, quick):
@@ -223,6 +233,14 @@ def test_the_page_in_docs_has_its_marks() -> None:
     replace_block((ROOT / "docs" / "performance.md").read_text(), "")
 
 
+def test_emulated_workers_have_a_table_of_their_own() -> None:
+    loop = row_of(Side("loop"), [Reading(100, 2, 5.0)])
+    fleet = row_of(Side("emulated"), [reading(gaps=(Gap(0.002, True),), busy={"a": 0.5, "b": 0.7})])
+    assert len(throughput_table([loop, fleet]).splitlines()) == 2 + 1
+    (line,) = [cells(line) for line in fleet_table([loop, fleet]).splitlines()[2:]]
+    assert line == ["no", "trajectory", "2", "5", "100", "2.0", "2.0", "1.0", "10.0", "5", "60"]
+
+
 # --- learn.py ---
 
 
@@ -250,3 +268,40 @@ def test_the_learning_table_has_a_row_per_seed_and_their_mean() -> None:
         "| 4 | 0.600 | 0.900 | +0.300 [-0.020, +0.300] |",
         "| mean | 0.600 | 0.850 | |",
     ]
+
+
+# --- search_gap.py ---
+
+
+def test_no_schedule_is_shorter_than_the_bound(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = tmp_path / "gap.json"
+    search_gap.main(["--quick", "--json", str(page)])
+    found = json.loads(page.read_text())
+    assert len(found["rows"]) == found["summary"]["cases"] == search_gap.QUICK_CASES
+    for row in found["rows"]:
+        ticks = [row["outcomes"][assist]["ticks"] for assist in ("off", "greedy", "search")]
+        assert 0 < row["exact"]["bound"] <= row["exact"]["best"] <= min(ticks)
+    assert found["summary"]["proven"] > 0
+    assert 0 < found["summary"]["search"]["share_of_time"] < 0.01
+    assert [line.split()[1] for line in capsys.readouterr().out.splitlines()[2:5]] == ["off", "greedy", "search"]
+
+
+def gap_row(seed: int, greedy: int, search: int, best: int, bound: int) -> search_gap.Row:
+    outcomes: dict[search_gap.Assist, search_gap.Outcome] = {
+        "off": search_gap.Outcome(400, 0.1),
+        "greedy": search_gap.Outcome(greedy, 0.1),
+        "search": search_gap.Outcome(search, 0.3),
+    }
+    return search_gap.Row(seed, seed % 2 == 1, search_gap.Exact(best, bound), outcomes)
+
+
+def test_gaps_are_of_the_best_schedule_known_and_of_the_bound() -> None:
+    found = search_gap.summary([gap_row(0, 200, 150, 100, 100), gap_row(1, 100, 110, 100, 50)])
+    assert found["proven"] == 1 and found["worse_than_greedy"] == 1
+    assert found["search"]["gap"] == pytest.approx({"mean": 0.3, "p95": 0.48, "max": 0.5})
+    assert found["search"]["gap_to_bound"]["mean"] == pytest.approx(0.85)
+    assert found["greedy"]["shortest"] == 1
+    assert found["gain_over_greedy"] == pytest.approx({"all": 0.075, "separate": 0.25, "shared": -0.1})
+    assert found["search"]["share_of_time"] == pytest.approx(0.6 / 26.0)
+    assert found["search_share_of_time"] == pytest.approx(0.6 / 26.0 - 0.2 / 30.0)
+    assert "missed" in search_gap.verdict(found) and "shortens greedy iterations by 7.5%" in search_gap.verdict(found)
