@@ -2,9 +2,10 @@
 
     python benchmarks/overhead.py --page docs/performance.md      (about 25 minutes; --quick: less than one)
 
-Four figures, explained in docs/performance.md: samples per second, gaps between units on a device, CPU time per unit
-in the flow process and in the Prefect server, and how busy the devices are. Sides alternate (A B C A B C ...), figures
-are medians over the repeats. The first iteration of every run is left out. Homes and servers are temporary.
+Explained in docs/performance.md: samples per second, gaps between units on a device, CPU time per unit in the flow
+process and in the Prefect server, how busy the devices are, and gaps and CPU time with 32 emulated workers. Sides
+alternate (A B C A B C ...), figures are medians over the repeats. The first iteration of every run is left out. Homes
+and servers are temporary.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.overhead_figures import Reading, Side, row_of
 from benchmarks.overhead_probe import Probe
-from benchmarks.overhead_tables import cpu_table, gap_table, replace_block, throughput_table
+from benchmarks.overhead_tables import cpu_table, fleet_table, gap_table, replace_block, throughput_table
 from flows.services import ServicesHandle, drain_prefect, ensure
 from flows.services.state import ServicesDirectory
 from storage.processes import descendants
@@ -56,7 +57,8 @@ def sides(quick: bool) -> list[Side]:
         for depth in (2, 1)
         if not quick or layout == "colocated" or (depth == 2 and not stepwise)
     ]
-    observed_layouts = LAYOUTS[1:] if quick else LAYOUTS
+    bare += [Side("emulated", queue_depth=depth) for depth in (2, 1) if not quick or depth == 2]
+    observed_layouts = LAYOUTS[1:] if quick else (*LAYOUTS, "emulated")
     first = [Side(layout, "iteration", warm_up_only=True) for layout in observed_layouts]
     observed = [Side(layout, detail) for layout in observed_layouts for detail in DETAILS]
     return [Side("loop"), *bare, *first, *observed]
@@ -149,7 +151,8 @@ def measure(
         environment = handle.client_env() | {"DIGENRL_HOME": home, "TMPDIR": home, "PYTHONPATH": python_path}
         say("starting the Prefect server and one process per layout")
         layouts = dict.fromkeys(side.layout for side in plan)
-        probes = {layout: stack.enter_context(Probe(layout, overrides, environment)) for layout in layouts}
+        cut = {layout: () if layout == "emulated" else overrides for layout in layouts}
+        probes = {layout: stack.enter_context(Probe(layout, cut[layout], environment)) for layout in layouts}
         handle.wait()
         _warm_up(probes)
         server = Server(handle, idle_for_s=2.0 if quick else 10.0)
@@ -212,8 +215,9 @@ def block(result: dict[str, Any]) -> str:
         f"{len(rows)} sides, {where['iterations']} counted iterations per run, repeats: {rows[0]['repeats']}, "
         f"{where['seconds']:.0f} s in all. {circumstances(where)}"
     ]
-    tables = (throughput_table, gap_table, cpu_table)
+    tables = (throughput_table, gap_table, cpu_table, fleet_table)
     titles = ("Throughput and busy devices", "Gaps between units on a device", "CPU time per unit, queue depth 2")
+    titles += ("32 emulated workers, units of 200 ms",)
     for title, table in zip(titles, tables, strict=True):
         lines += [f"**{title}**", table(rows)]
     lines.append(f"The Prefect server needs {1000 * where['server_idle_cores']:.0f} ms of CPU per second when idle.")

@@ -17,13 +17,16 @@ from typing import Any
 
 import numpy as np
 
+#: Workers by layout.
+WORKERS = {"colocated": 1, "disaggregated": 2, "emulated": 32}
+
 
 @dataclass(frozen=True)
 class Side:
     """One side of the comparison.
 
     Attributes:
-        layout: `loop` is the plain loop in one process.
+        layout: `loop` is the plain loop in one process; `emulated` is colocated on devices that sleep.
         detail: `observe.detail` of a Prefect flow run; None: no flow, nothing is observed.
         stepwise: with detail None, rollouts are cut per timestep as for detail `unit`; otherwise that sets the cut.
         queue_depth: units outstanding per lane.
@@ -41,7 +44,7 @@ class Side:
         """For people."""
         if self.layout == "loop":
             return "digenrl.loop, one process"
-        return {"colocated": "colocated, 1 worker", "disaggregated": "disaggregated, 2 workers"}[self.layout]
+        return f"{self.layout}, {WORKERS[self.layout]} worker{'s' if WORKERS[self.layout] > 1 else ''}"
 
     @property
     def cut(self) -> str:

@@ -19,7 +19,7 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from benchmarks.overhead_figures import FlowRun, Reading, Side
+from benchmarks.overhead_figures import WORKERS, FlowRun, Reading, Side
 from storage.processes import terminate_tree
 
 if TYPE_CHECKING:
@@ -28,7 +28,14 @@ if TYPE_CHECKING:
 PRESET = "tiny-ocr"
 #: As many compute threads as a worker has.
 THREADS = {"OMP_NUM_THREADS": "1", "MKL_NUM_THREADS": "1", "OPENBLAS_NUM_THREADS": "1"}
-WORKERS = {"colocated": 1, "disaggregated": 2}
+#: Emulated devices get four trajectories and four train units each per iteration.
+EMULATED = (
+    "schedule.layout=colocated",
+    "algorithm.prompts_per_iteration=32",
+    "algorithm.samples_per_prompt=16",
+    "schedule.micro_batch=4",
+    "schedule.timestep_batch=auto",
+)
 RUN_S, STOP_S = 1800.0, 15.0
 
 
@@ -36,7 +43,7 @@ class Probe:
     """The parent's end. Use it as a context manager.
 
     Args:
-        layout: loop, colocated or disaggregated.
+        layout: loop, colocated, disaggregated or emulated.
         overrides: of the preset, e.g. `algorithm.samples_per_prompt=4`.
         environment: set before anything is imported: the Prefect server's address and DIGENRL_HOME.
     """
@@ -130,7 +137,9 @@ def _config(side: Side, iterations: int, overrides: Sequence[str]) -> RunConfig:
         # `auto` as it is by default; the others show nothing but the detail asked for.
         *(["schedule.observe.every=0"] if side.detail != "auto" else []),
     ]
-    if side.layout != "loop":
+    if side.layout == "emulated":
+        mine += EMULATED
+    elif side.layout != "loop":
         mine += [f"schedule.layout={side.layout}", f"cluster.workers={WORKERS[side.layout]}"]
     return load_config(PRESET, [*mine, *overrides])
 
@@ -148,11 +157,10 @@ async def _serve_cluster(end: Connection, layout: str, overrides: Sequence[str])
 
     # As in a training run: what Prefect says about every task run goes to a file.
     with run_log(Path(os.environ["DIGENRL_HOME"]) / f"{layout}.log"):
-        from benchmarks.overhead_run import run_bare, run_observed
-        from workers.cluster import open_cluster
+        from benchmarks.overhead_run import open_workers, run_bare, run_observed
 
         redirect_libraries()
-        async with open_cluster(_config(Side(layout), 1, overrides).cluster) as client:
+        async with open_workers(layout, _config(Side(layout), 1, overrides).cluster) as client:
             while True:
                 side, iterations = await asyncio.to_thread(end.recv)
                 config = _config(side, iterations, overrides)

@@ -1,5 +1,6 @@
 """The runs that benchmarks/overhead.py measures, in the process they are measured in.
 
+    open_workers   the workers of a layout
     run_loop       the plain loop
     run_bare       engine and scheduler on Dask workers, nothing else
     run_observed   the same within a Prefect flow run, with the observers that a training run has
@@ -11,6 +12,9 @@ from __future__ import annotations
 
 import time
 import uuid
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from dataclasses import replace
 from functools import partial
 
 import psutil
@@ -19,18 +23,38 @@ from distributed import Client
 from prefect import flow
 from prefect.runtime import flow_run
 
-from benchmarks.overhead_figures import FlowRun, Ran, Reading, Side, busy_shares, gaps
+from benchmarks.overhead_figures import WORKERS, FlowRun, Ran, Reading, Side, busy_shares, gaps
 from digenrl import loop, runspec
-from digenrl.config import RunConfig
+from digenrl.config import ClusterConfig, RunConfig
 from digenrl.prompts import load_prompts
+from digenrl.scheduling.costs import CostModel, KindCosts
 from digenrl.scheduling.policies import Colocated, Disaggregated
 from digenrl.scheduling.scheduler import Scheduler
 from digenrl.scheduling.shape import RunShape
 from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, UpdateUnit
 from tasks.observers import Observers
+from workers.cluster import open_cluster
+from workers.emulated import Emulation, emulated_cluster
 from workers.engine import Engine, role_of
 from workers.listener import Dispatched, IterationReport, Listener, Listeners
 from workers.receipts import RunSetup
+
+#: Of emulated devices.
+KIND = "device"
+
+#: Seconds of every rollout and train unit of emulated devices.
+UNIT_S = 0.2
+
+
+@asynccontextmanager
+async def open_workers(layout: str, config: ClusterConfig) -> AsyncIterator[Client]:
+    """A client of the workers that a layout runs on."""
+    if layout == "emulated":
+        async with emulated_cluster((KIND,) * WORKERS[layout]) as cluster:
+            yield cluster.client
+    else:
+        async with open_cluster(config) as client:
+            yield client
 
 
 def run_loop(config: RunConfig) -> Reading:
@@ -45,8 +69,12 @@ def run_loop(config: RunConfig) -> Reading:
 
 async def run_bare(client: Client, side: Side, config: RunConfig) -> Reading:
     """Without Prefect."""
-    recorder = _Recorder(runspec.shape(config, 0))
-    await _drive(client, side, config, recorder)
+    shape = runspec.shape(config, 0)
+    if side.layout == "emulated":
+        # Nobody looks: the first iteration, too, need not be cut into a unit per timestep and device.
+        shape = replace(shape, detailed=lambda iteration: side.stepwise)
+    recorder = _Recorder(shape)
+    await _drive(client, side, config, shape, recorder)
     return recorder.reading(None)
 
 
@@ -58,7 +86,7 @@ async def run_observed(client: Client, side: Side, config: RunConfig) -> tuple[R
         shape = runspec.shape(config, 0)
         observers = Observers(config.schedule.observe, shape)
         recorder = _Recorder(shape)
-        await _drive(client, side, config, Listeners(recorder, observers))
+        await _drive(client, side, config, shape, Listeners(recorder, observers))
         share = observers.share
         await observers.close()
         return recorder.reading(share), FlowRun(str(flow_run.id), observers.emitted)
@@ -66,18 +94,26 @@ async def run_observed(client: Client, side: Side, config: RunConfig) -> tuple[R
     return await overhead()
 
 
-async def _drive(client: Client, side: Side, config: RunConfig, listener: Listener) -> None:
-    shape, prompts = runspec.shape(config, 0), load_prompts(config.data.prompts)
-    layout = Colocated() if side.layout == "colocated" else Disaggregated(config.cluster.trainers)
+async def _drive(client: Client, side: Side, config: RunConfig, shape: RunShape, listener: Listener) -> None:
+    prompts = load_prompts(config.data.prompts)
+    layout = Disaggregated(config.cluster.trainers) if side.layout == "disaggregated" else Colocated()
+    replica = Emulation(_costs(shape, side)) if side.layout == "emulated" else None
     engine = Engine(
         client=client,
-        setup=RunSetup(uuid.uuid4().hex, config, held_out=0),
+        setup=RunSetup(uuid.uuid4().hex, config, held_out=0, replica=replica),
         scheduler=Scheduler(shape, layout, runspec.advantage_rule(config), queue_depth=side.queue_depth),
         start=None,
         prompts_of=lambda m: tuple(runspec.prompts_of(shape, m, prompts, ())),
         listener=listener,
     )
     await engine.run()
+
+
+def _costs(shape: RunShape, side: Side) -> CostModel:
+    """Rollout and train units take UNIT_S each, however they are cut."""
+    steps, trained = 1 if side.cut == "1 timestep" else shape.num_steps, shape.timestep_batch
+    costs = KindCosts(rollout_step_s=UNIT_S / steps, train_s={trained: UNIT_S}, score_s=UNIT_S / 20, update_s=0.0)
+    return CostModel(shape, {KIND: costs}, replay_share=0.0)
 
 
 class _Mark:

@@ -1,14 +1,39 @@
-"""What people read of benchmarks/overhead.py: three tables of its rows, and the block of a page that holds them."""
+"""What people read of benchmarks/overhead.py: tables of its rows, and the block of a page that holds them."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from benchmarks.overhead_figures import side_of
 
-BEGIN = "<!-- overhead: begin, written by benchmarks/overhead.py -->"
-END = "<!-- overhead: end -->"
+
+@dataclass(frozen=True)
+class Marks:
+    """Two lines of a page between which a script writes.
+
+    Attributes:
+        name: of the block.
+        script: that writes it.
+    """
+
+    name: str
+    script: str
+
+    @property
+    def begin(self) -> str:
+        """The line above the block."""
+        return f"<!-- {self.name}: begin, written by {self.script} -->"
+
+    @property
+    def end(self) -> str:
+        """The line below it."""
+        return f"<!-- {self.name}: end -->"
+
+
+MARKS = Marks("overhead", "benchmarks/overhead.py")
+BEGIN, END = MARKS.begin, MARKS.end
 
 
 def throughput_table(rows: Sequence[dict[str, Any]]) -> str:
@@ -17,7 +42,7 @@ def throughput_table(rows: Sequence[dict[str, Any]]) -> str:
     header = ("run", "observed", "rollout unit", "queue depth", "samples/s", "lowest - highest")
     header += ("of the loop, %", "iteration, s", "devices busy, %")
     lines = []
-    for row in rows:
+    for row in _real(rows):
         side, rates = side_of(row), row["samples_per_s_all"]
         is_loop = side.layout == "loop"
         lines.append(
@@ -40,7 +65,7 @@ def gap_table(rows: Sequence[dict[str, Any]]) -> str:
     """Gaps between units, of the runs that are not observed."""
     header = ("run", "rollout unit", "queue depth", "pairs", "queued before, %", "gap p50, ms", "gap p95, ms")
     lines = []
-    for row in rows:
+    for row in _real(rows):
         if row["gaps"] and row["detail"] is None:
             side = side_of(row)
             queued = f"{100 * row['gaps_queued'] / row['gaps']:.0f}"
@@ -54,7 +79,7 @@ def cpu_table(rows: Sequence[dict[str, Any]]) -> str:
     header = ("run", "observed", "rollout unit", "units/iteration", "task runs/iteration", "flow process, ms/unit")
     header += ("flow process, % of a core", "observers say, %", "Prefect server, ms/unit")
     lines = []
-    for row in rows:
+    for row in _real(rows):
         if row["flow_cpu_ms_per_unit"] is not None and row["queue_depth"] == 2:
             side = side_of(row)
             lines.append(
@@ -73,6 +98,36 @@ def cpu_table(rows: Sequence[dict[str, Any]]) -> str:
     return aligned(header, lines)
 
 
+def fleet_table(rows: Sequence[dict[str, Any]]) -> str:
+    """Gaps and CPU time per unit where many workers keep one engine busy."""
+    header = ("observed", "rollout unit", "queue depth", "units/s", "queued before, %", "gap p50, ms", "gap p95, ms")
+    header += ("gap p50, % of 200 ms", "flow process, ms/unit", "flow process, % of a core", "devices busy, %")
+    lines = []
+    for row in rows:
+        if row["layout"] == "emulated":
+            side, gap_ms = side_of(row), row["gap_p50_ms"]
+            lines.append(
+                (
+                    side.observed,
+                    side.cut,
+                    str(side.queue_depth),
+                    f"{row['units_per_iteration'] / row['iteration_s']:.0f}",
+                    f"{100 * row['gaps_queued'] / row['gaps']:.0f}" if row["gaps"] else "-",
+                    _number(gap_ms, 1),
+                    _number(row["gap_p95_ms"], 1),
+                    _number(gap_ms, 100 / 200),
+                    f"{row['flow_cpu_ms_per_unit']:.1f}",
+                    f"{100 * row['flow_cpu_cores']:.0f}",
+                    f"{100 * sum(row['busy'].values()) / len(row['busy']):.0f}",
+                )
+            )
+    return aligned(header, lines)
+
+
+def _real(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [row for row in rows if row["layout"] != "emulated"]
+
+
 def _number(value: float | None, factor: float) -> str:
     return "-" if value is None else f"{factor * value:.1f}"
 
@@ -89,13 +144,14 @@ def aligned(header: Sequence[str], lines: Sequence[Sequence[str]]) -> str:
     return "\n".join([written(header), f"| {' | '.join(rule)} |", *map(written, lines)])
 
 
-def replace_block(page: str, block: str) -> str:
+def replace_block(page: str, block: str, marks: Marks = MARKS) -> str:
     """The page with what stands between the two marks replaced.
 
     Raises:
         ValueError: a mark is missing, there twice or in the wrong order.
     """
-    if page.count(BEGIN) != 1 or page.count(END) != 1 or page.index(BEGIN) > page.index(END):
-        raise ValueError(f"the page must have the line {BEGIN!r} once and, after it, the line {END!r} once")
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n\n{block}\n\n{END}{rest.split(END)[1]}"
+    begin, end = marks.begin, marks.end
+    if page.count(begin) != 1 or page.count(end) != 1 or page.index(begin) > page.index(end):
+        raise ValueError(f"the page must have the line {begin!r} once and, after it, the line {end!r} once")
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n\n{block}\n\n{end}{rest.split(end)[1]}"

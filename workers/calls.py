@@ -41,25 +41,25 @@ def execute(assignment: Assignment) -> Receipt:
     incarnation = incarnation_of(get_worker())
     if incarnation != assignment.run.worker:
         raise WrongWorkerError(f"{assignment.run.unit.label} is for {assignment.run.worker}, this is {incarnation}")
-    return process.current(assignment.epoch).run(assignment)
+    return process.current(incarnation, assignment.epoch).run(assignment)
 
 
 async def control(
     epoch: str, drops: Drops, call: Callable[..., Awaitable[Any]], *arguments: Any, dask_worker: Worker
 ) -> Any:
     """Forget what is to be forgotten, then do `call(epoch, *arguments)` on this worker's event loop."""
-    process.current(epoch).drop(drops)
+    _replica(epoch, dask_worker).drop(drops)
     return await call(epoch, *arguments, dask_worker)
 
 
 async def initialise(epoch: str, dask_worker: Worker) -> str:
     """Make theta 0 with a fresh optimiser from the run's seed; returns its content hash."""
-    return await offload(process.current(epoch).initialise)
+    return await offload(_replica(epoch, dask_worker).initialise)
 
 
 async def install(epoch: str, ref: HeldRef, parcel: Parcel, expected_hash: str, dask_worker: Worker) -> None:
     """Store what the driver sends along; refused if its hash differs from `expected_hash` (empty: unchecked)."""
-    await offload(process.current(epoch).store, ref, parcel.meta, parcel.tensors(), expected_hash)
+    await offload(_replica(epoch, dask_worker).store, ref, parcel.meta, parcel.tensors(), expected_hash)
 
 
 async def pull(epoch: str, ref: HeldRef, source: str, expected_hash: str, dask_worker: Worker) -> None:
@@ -70,7 +70,7 @@ async def pull(epoch: str, ref: HeldRef, source: str, expected_hash: str, dask_w
         ValueError: the hash differs; nothing is stored.
     """
     parcel = await _fetch(epoch, ref, source, dask_worker)
-    await offload(process.current(epoch).store, ref, parcel.meta, parcel.tensors(), expected_hash)
+    await offload(_replica(epoch, dask_worker).store, ref, parcel.meta, parcel.tensors(), expected_hash)
 
 
 async def merge(
@@ -88,7 +88,7 @@ async def merge(
         ValueError: it does not hold exactly `expected`.
     """
     parcel = await _fetch(epoch, ref, source, dask_worker)
-    await offload(process.current(epoch).merge, ref.theta, parcel.meta, parcel.tensors(), expected, closings)
+    await offload(_replica(epoch, dask_worker).merge, ref.theta, parcel.meta, parcel.tensors(), expected, closings)
 
 
 async def _fetch(epoch: str, ref: HeldRef, source: str, dask_worker: Worker) -> Parcel:
@@ -104,9 +104,13 @@ async def _fetch(epoch: str, ref: HeldRef, source: str, dask_worker: Worker) -> 
 
 async def export(epoch: str, ref: HeldRef, dask_worker: Worker) -> Parcel:
     """Hand `ref` to the driver."""
-    return await offload(process.parcel_of, process.current(epoch), ref)
+    return await offload(process.parcel_of, _replica(epoch, dask_worker), ref)
 
 
-def retire(epoch: str) -> None:
+def retire(epoch: str, dask_worker: Worker) -> None:
     """Free the replica of a run that ended."""
-    process.discard(epoch)
+    process.discard(incarnation_of(dask_worker), epoch)
+
+
+def _replica(epoch: str, worker: Worker) -> process.Hosted:
+    return process.current(incarnation_of(worker), epoch)

@@ -72,7 +72,7 @@ class Fleet:
         self._say = say
         self._members: dict[str, _Member] = {}
         self._left: set[str] = set()
-        self._failures: list[str] = []
+        self._failures: dict[str, list[str]] = {}  # workers by their reason, which is mostly the same
         self._hearing = asyncio.Event()
         self._closed = False
 
@@ -124,7 +124,10 @@ class Fleet:
         """
         ready = any(member.ready and not member.gone.is_set() for member in self._members.values())
         if self._failures and not ready and not self.preparing:
-            raise FleetError("no worker can take part in the run: " + "; ".join(self._failures))
+            raise FleetError(
+                "no worker can take part in the run: "
+                + "; ".join(f"{', '.join(who)}: {reason}" for reason, who in self._failures.items())
+            )
 
     # --- life ---
 
@@ -201,8 +204,9 @@ class Fleet:
                 )
         except Exception as error:
             reason = str(error) or f"its model was not loaded within {PREPARE_S:.0f} s"
-            self._failures.append(f"worker {found.name} on {found.host}: {reason}")
-            self._say(f"worker {found.name} cannot take part: {reason}")
+            same = self._failures.setdefault(reason, [])
+            same.append(f"worker {found.name} on {found.host}")
+            self._say(f"worker {found.name} cannot take part: {reason if len(same) == 1 else f'as {same[0]}'}")
             return
         finally:
             member.preparing = None

@@ -103,8 +103,9 @@ class Presence(WorkerPlugin):
 
     async def setup(self, worker: Worker) -> None:
         """Announce the worker once it can take units."""
-        worker.handlers["digenrl_fetch"] = process.fetch_handler
         incarnation = incarnation_of(worker)
+        # A class of workers may have its own.
+        worker.handlers.setdefault("digenrl_fetch", process.fetch_handler(incarnation))
         await worker.set_resources(**dict.fromkeys(slots(incarnation).values(), 1))
         worker.log_event(TOPIC, {"op": "joined", "card": asdict(card(worker))})
 
