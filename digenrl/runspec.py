@@ -10,6 +10,8 @@
     advantages_of      advantages of the samples that take part in training
     advantage_rule     the same in the form the scheduler asks for
     learning_rate      of an iteration
+    layout_of          roles and order
+    scheduler_of       the state machine that drives the run
 
 Nothing here depends on where or when work runs: equal configurations give equal answers in every process.
 """
@@ -28,6 +30,9 @@ from digenrl.models.base import FlowModel, Geometry
 from digenrl.prompts import prompts_of_iteration
 from digenrl.rewards.base import PromptRecord, Score, Scored
 from digenrl.rollout import RolloutSpec
+from digenrl.scheduling.costs import CostModel
+from digenrl.scheduling.policies import Colocated, Digenrl, Disaggregated, Layout
+from digenrl.scheduling.scheduler import Scheduler
 from digenrl.scheduling.scopes import AdvantageFn, Verdict
 from digenrl.scheduling.shape import RunShape
 
@@ -184,3 +189,34 @@ def advantage_rule(config: RunConfig) -> AdvantageFn:
 def learning_rate(config: RunConfig, iteration: int) -> float:
     """Learning rate of the optimiser steps of one iteration."""
     return schedule_learning_rate(config.optimizer, config.iterations, iteration)
+
+
+def layout_of(config: RunConfig) -> Layout:
+    """Roles and order of the workers."""
+    if config.schedule.layout == "colocated":
+        return Colocated()
+    return (Disaggregated if config.schedule.assist == "off" else Digenrl)(config.cluster.trainers)
+
+
+def scheduler_of(config: RunConfig, run_shape: RunShape, costs: CostModel | None = None) -> Scheduler:
+    """The scheduler of a run, fresh. Whatever drives it, `config` alone decides what it does.
+
+    Args:
+        config: the run's configuration.
+        run_shape: what `shape` made of it.
+        costs: seconds of its units. Without them, trainer_assist=search helps as greedy does.
+    """
+    schedule = config.schedule
+    return Scheduler(
+        run_shape,
+        layout_of(config),
+        advantage_rule(config),
+        std_scope=config.algorithm.std_scope,
+        max_failed_share=config.gates.max_failed_share,
+        max_bad_updates=config.gates.max_bad_updates,
+        gap=schedule.gap,
+        costs=costs,
+        search=schedule.assist == "search" and costs is not None,
+        streaming=schedule.streams,
+        max_open_groups=schedule.max_open_groups,
+    )
