@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from digenrl.config import RunConfig
+from digenrl.policy import NumberedAdapter
 from flows.history import History
 from storage import checkpoints
 from workers.listener import IterationReport, Listener, TrainerState
@@ -88,10 +89,13 @@ class Checkpointer(Listener):
     async def _save(self, state: TrainerState) -> None:
         complete = self._trained(state)
         tensors = {"adapter": state.adapter, "optimizer": state.optimizer}
+        if state.previous is not None:
+            tensors["previous_adapter"] = state.previous.weights
         content = {
             **self.extra,
             "theta": state.theta,
             "adapter_hash": state.adapter_hash,
+            "previous_theta": state.previous.theta if state.previous is not None else None,
             "config": self._config.model_dump(mode="json"),
             "history": self._history.until(complete).to_state(),
         }
@@ -102,11 +106,17 @@ class Checkpointer(Listener):
 
 
 def restore(root: Path | str) -> tuple[int, TrainerState, checkpoints.Checkpoint] | None:
-    """The newest whole checkpoint as (iterations complete, trainer state, checkpoint); None if there is none."""
+    """The newest whole checkpoint as (iterations complete, trainer state, checkpoint); None if there is none.
+
+    With stale groups it holds the adapter of the version before too, under which some of the next samples are made.
+    """
     info = checkpoints.latest(root)
     if info is None:
         return None
     checkpoint = checkpoints.load(info)
     tensors, state = checkpoint.tensors, checkpoint.state
-    trainer = TrainerState(state["theta"], tensors["adapter"], tensors["optimizer"], state["adapter_hash"])
+    previous = None
+    if "previous_adapter" in tensors:
+        previous = NumberedAdapter(state["previous_theta"], tensors["previous_adapter"])
+    trainer = TrainerState(state["theta"], tensors["adapter"], tensors["optimizer"], state["adapter_hash"], previous)
     return info.iteration, trainer, checkpoint

@@ -8,10 +8,15 @@ from collections.abc import Iterator
 
 import psutil
 import pytest
+from hypothesis import settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.environ.setdefault("MKL_NUM_THREADS", "1")
 os.environ["PYTHONSAFEPATH"] = "1"
+
+settings.register_profile("thorough", max_examples=10_000, deadline=None)
+if profile := os.environ.get("HYPOTHESIS_PROFILE"):
+    settings.load_profile(profile)
 
 #: In CI a test may be skipped for these causes only.
 ALLOWED_SKIPS = ("gpu",)

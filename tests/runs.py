@@ -23,13 +23,14 @@ import torch
 from distributed import Client, WorkerPlugin
 
 from digenrl import runspec
-from digenrl.config import ClusterConfig, RunConfig
+from digenrl.config import ClusterConfig, RunConfig, ScheduleConfig
 from digenrl.configure import load_config
 from digenrl.loop import LoopResult, train
 from digenrl.policy import adapter_hash
 from digenrl.prompts import load_prompts
 from digenrl.rewards.base import PromptRecord, Score
-from digenrl.scheduling.policies import Colocated, Disaggregated
+from digenrl.scheduling.costs import CostModel
+from digenrl.scheduling.messages import Command, Event, Run
 from digenrl.scheduling.scheduler import Scheduler
 from digenrl.scheduling.units import Unit
 from workers.cluster import open_cluster
@@ -42,6 +43,9 @@ T = TypeVar("T")
 
 #: No run here may take longer.
 DEADLINE_S = 120.0
+
+#: Seconds on a worker, roughly.
+GUESS = {"cpu": {"rollout_step_s": 0.02, "install_s": 0.05}}
 
 #: 3 iterations of 4 groups of 4 samples, 2 updates, 6 steps of which 3 are trained; 6 held-out prompts.
 SMALL = (
@@ -68,8 +72,9 @@ class Outcome(Listener):
         evaluations: scores by version.
         pictures: PNG files of the evaluations, by version and prompt index.
         versions: published versions with the hash of their adapter.
-        state: published last.
-        units: every unit handed out, with the incarnation it was handed to.
+        states: all that were published, in order.
+        runs: every unit handed out, with all that was said with it.
+        log: every event with its time, and the commands that followed it.
         receipts: how many receipts each unit left.
         messages: what was said about the fleet.
     """
@@ -79,10 +84,21 @@ class Outcome(Listener):
     evaluations: dict[int, dict[Any, Score]] = field(default_factory=dict)
     pictures: dict[int, dict[int, bytes]] = field(default_factory=dict)
     versions: list[tuple[int, str]] = field(default_factory=list)
-    state: TrainerState | None = None
-    units: list[tuple[Unit, str]] = field(default_factory=list)
+    states: list[TrainerState] = field(default_factory=list)
+    runs: list[Run] = field(default_factory=list)
+    log: list[tuple[float, Event, list[Command]]] = field(default_factory=list)
     receipts: dict[Unit, list[Receipt]] = field(default_factory=dict)
     messages: list[str] = field(default_factory=list)
+
+    @property
+    def state(self) -> TrainerState | None:
+        """Published last."""
+        return self.states[-1] if self.states else None
+
+    @property
+    def units(self) -> list[tuple[Unit, str]]:
+        """Every unit handed out, with the incarnation it was handed to."""
+        return [(run.unit, run.worker) for run in self.runs]
 
     @property
     def fingerprints(self) -> dict[str, str]:
@@ -96,7 +112,7 @@ class Outcome(Listener):
         return adapter_hash(self.state.adapter)
 
     def dispatched(self, event: Dispatched) -> None:
-        self.units.append((event.run.unit, event.run.worker))
+        self.runs.append(event.run)
         event.outcome.add_done_callback(functools.partial(self._ended, event.run.unit))
 
     def _ended(self, unit: Unit, outcome: asyncio.Future[Receipt]) -> None:
@@ -105,7 +121,7 @@ class Outcome(Listener):
 
     def published(self, version: int, state: TrainerState) -> None:
         self.versions.append((version, state.adapter_hash))
-        self.state = state
+        self.states.append(state)
 
     def iteration_closed(self, report: IterationReport) -> None:
         self.reports.append(report)
@@ -168,17 +184,15 @@ class Ground:
 
         return asyncio.run_coroutine_threadsafe(called(), self._loop).result()
 
-    def run(self, config: RunConfig, *listeners: Listener, prompts: Sequence[PromptRecord] = ()) -> Outcome:
-        """One run; what it raises is raised here."""
+    def run(self, config: RunConfig, *listeners: Listener, **named: Any) -> Outcome:
+        """One run; `named` as in `engine_for`. What it raises is raised here."""
         outcome = Outcome()
-        self.do(self.drive, config, outcome, *listeners, prompts=prompts)
+        self.do(self.drive, config, outcome, *listeners, **named)
         return outcome
 
-    async def drive(
-        self, config: RunConfig, outcome: Outcome, *listeners: Listener, prompts: Sequence[PromptRecord] = ()
-    ) -> None:
+    async def drive(self, config: RunConfig, outcome: Outcome, *listeners: Listener, **named: Any) -> None:
         """One run into `outcome`, on the loop of the caller."""
-        engine = engine_for(self.client, config, Listeners(outcome, *listeners), prompts)
+        engine = engine_for(self.client, config, Listeners(outcome, *listeners), log=outcome.log, **named)
         outcome.finished = await engine.run()
 
     def cards(self) -> dict[str, WorkerCard]:
@@ -218,26 +232,59 @@ class Ground:
         self._loop.close()
 
 
-def engine_for(client: Client, config: RunConfig, listener: Listener, prompts: Sequence[PromptRecord] = ()) -> Engine:
-    """An engine for a run from its own initial adapter, as the flow makes it."""
+def engine_for(
+    client: Client,
+    config: RunConfig,
+    listener: Listener,
+    prompts: Sequence[PromptRecord] = (),
+    start: TrainerState | None = None,
+    replica: Callable[[RunSetup, str], Any] | None = None,
+    log: list[tuple[float, Event, list[Command]]] | None = None,
+) -> Engine:
+    """An engine as the flow makes it.
+
+    Args:
+        client: of the cluster.
+        config: the run.
+        listener: hears of it.
+        prompts: to train on instead of the configured ones.
+        start: what the run continues from; None: its own initial adapter.
+        replica: what runs the units on the workers instead of the ordinary replica.
+        log: takes what goes into the scheduler and comes out of it.
+    """
     train_prompts = prompts or load_prompts(config.data.prompts)
     held_out = load_prompts(config.data.held_out) if config.data.held_out else ()
-    shape = runspec.shape(config, len(held_out))
+    first = start.theta // config.algorithm.updates_per_iteration if start is not None else 0
+    shape = runspec.shape(config, len(held_out), first)
+    # Greedy help needs no predictions; search begins with these and learns better ones.
+    costs = CostModel.from_profile(shape, GUESS) if config.schedule.assist == "search" else None
+    scheduler = runspec.scheduler_of(config, shape, costs)
     return Engine(
         client=client,
-        setup=RunSetup(uuid.uuid4().hex, config, len(held_out)),
-        scheduler=Scheduler(
-            shape,
-            Disaggregated(config.cluster.trainers) if config.schedule.layout == "disaggregated" else Colocated(),
-            runspec.advantage_rule(config),
-            std_scope=config.algorithm.std_scope,
-            max_failed_share=config.gates.max_failed_share,
-            max_bad_updates=config.gates.max_bad_updates,
-        ),
-        start=None,
+        setup=RunSetup(uuid.uuid4().hex, config, len(held_out), first, replica),
+        scheduler=scheduler if log is None else Recorder(scheduler, log),
+        start=start,
         prompts_of=lambda m: tuple(runspec.prompts_of(shape, m, train_prompts, held_out)),
         listener=listener,
     )
+
+
+@dataclass(frozen=True)
+class Recorder:
+    """A scheduler that is listened to."""
+
+    scheduler: Scheduler
+    log: list[tuple[float, Event, list[Command]]]
+
+    def handle(self, event: Event, now: float) -> list[Command]:
+        """See Scheduler."""
+        commands = self.scheduler.handle(event, now)
+        self.log.append((now, event, commands))
+        return commands
+
+    def waiting_for(self) -> str:
+        """See Scheduler."""
+        return self.scheduler.waiting_for()
 
 
 @dataclass(frozen=True)
@@ -250,8 +297,15 @@ class Expected:
 
 
 def expected(config: RunConfig) -> Expected:
-    """By digenrl.loop; where and how work is placed makes no difference to it."""
-    placed = {"cluster": small().cluster, "schedule": config.schedule.model_copy(update={"layout": "disaggregated"})}
+    """By digenrl.loop; where and how work is placed makes no difference to it, only how it is cut and what is stale."""
+    schedule = config.schedule
+    cut = ScheduleConfig(
+        micro_batch=schedule.micro_batch,
+        timestep_batch=schedule.timestep_batch,
+        stale_fraction=schedule.stale_fraction,
+        advantage="streaming" if schedule.streams else "group",
+    )
+    placed = {"cluster": small().cluster, "schedule": cut}
     return _expected(config.model_copy(update=placed).model_dump_json())
 
 

@@ -15,7 +15,6 @@ import psutil
 import pytest
 from mlflow import MlflowClient
 
-from digenrl.configure import load_config
 from digenrl.loop import train
 from digenrl.policy import adapter_hash
 from flows.services import ServicesHandle, ensure, release
@@ -36,6 +35,10 @@ OVERRIDES = [
     "algorithm.prompts_per_iteration=2",
     "algorithm.samples_per_prompt=3",
     "algorithm.num_steps=6",
+    # One of two groups: each checkpoint must hold the weights of two versions.
+    "schedule.layout=digenrl",
+    "schedule.stale_fraction=0.5",
+    "schedule.advantage=group",
 ]
 
 #: From the request to the end of the program.
@@ -178,8 +181,12 @@ def test_the_resumed_run_ends_like_an_uninterrupted_one(interrupted: Interrupted
     last = checkpoints.latest(interrupted.directory.checkpoints)
     assert last is not None
     assert last.iteration == ITERATIONS
-    result = train(load_config("tiny-smoke", OVERRIDES))
+    # As the run has it: `auto` is settled by what is measured once, and written down.
+    result = train(interrupted.directory.read_config())
     found = checkpoints.load(last)
+    assert result.previous is not None
+    assert adapter_hash(found.tensors["previous_adapter"]) == adapter_hash(result.previous.weights)
+    assert found.state["previous_theta"] == result.previous.theta
     assert found.state["adapter_hash"] == adapter_hash(found.tensors["adapter"]) == adapter_hash(result.adapter.weights)
 
 

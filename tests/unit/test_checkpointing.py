@@ -11,6 +11,7 @@ import pytest
 import torch
 
 from digenrl.configure import load_config
+from digenrl.policy import NumberedAdapter
 from flows.checkpointing import Checkpointer, restore
 from flows.history import History
 from storage import checkpoints
@@ -104,6 +105,22 @@ def test_a_run_that_stops_between_the_two_saves_what_belongs_together(
     history = History.from_state(checkpoint.state["history"])
     assert [row.iteration for row in history.rows] == list(range(min(published, closed)))
     assert max(history.evaluations) == published
+
+
+@pytest.mark.parametrize("previous", [None, NumberedAdapter(4, {"w": torch.ones(2)})])
+def test_the_adapter_before_is_saved_where_it_is_still_used(tmp_path: Path, previous: NumberedAdapter | None) -> None:
+    run = Run(tmp_path, every=0)
+    state = TrainerState(6, {"w": torch.zeros(2)}, {"step": torch.tensor(6)}, "h6", previous)
+    go(lambda: run.checkpointer.published(3, state), run)
+    restored = restore(tmp_path)
+    assert restored is not None
+    _, found, checkpoint = restored
+    assert ("previous_adapter" in checkpoint.tensors) == (previous is not None)
+    assert (found.theta, found.adapter["w"].tolist()) == (6, [0.0, 0.0])
+    if previous is None or found.previous is None:
+        assert found.previous is previous
+    else:
+        assert (found.previous.theta, found.previous.weights["w"].tolist()) == (4, [1.0, 1.0])
 
 
 def test_nothing_published_is_nothing_saved(tmp_path: Path) -> None:
