@@ -8,6 +8,8 @@ gantt_html     one self-contained page (gantt_html.py)
 from __future__ import annotations
 
 import io
+import math
+from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -99,8 +101,8 @@ def gantt_png(
     _draw_rows(axes, drawn, pixels=1250)
     _draw_boundaries(axes, drawn)
     _draw_frame(axes, drawn, title, small=height < 0.2)
-    handles = _legend(drawn)
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 7), frameon=False, fontsize=9)
+    handles, columns = _in_rows(_legend(drawn))
+    figure.legend(handles=handles, loc="outside lower center", ncols=columns, frameon=False, fontsize=9)
     buffer = io.BytesIO()
     figure.savefig(buffer, format="png", facecolor="white")
     return buffer.getvalue()
@@ -109,23 +111,23 @@ def gantt_png(
 def _draw_rows(axes: Axes, drawn: Chart, pixels: int) -> None:
     resolution = drawn.seconds / pixels
     for place, row in enumerate(drawn.rows):
+        # Rectangles of one colour are one artist: thousands of single ones would take minutes.
+        idle: dict[str, list[tuple[float, float]]] = defaultdict(list)
+        busy: dict[tuple[str, float], list[tuple[float, float]]] = defaultdict(list)
         for bubble in row.bubbles:
-            extent = [(bubble.start_s, bubble.seconds)]
-            axes.broken_barh(extent, (place - 0.5, 1.0), facecolors=PALE[bubble.cause], linewidth=0)
+            idle[PALE[bubble.cause]].append((bubble.start_s, bubble.seconds))
         for bar in bars_of(row, 4 * resolution):
             width = bar.end_s - bar.start_s
             # A hairline between units, unless it would eat them.
             edge = 0.6 if width > 5 * resolution else 0.0
-            axes.broken_barh(
-                [(bar.start_s, max(width, resolution))],
-                (place - 0.4, 0.8),
-                facecolors=bar.colour,
-                edgecolors="white",
-                linewidth=edge,
-            )
+            busy[bar.colour, edge].append((bar.start_s, max(width, resolution)))
             if bar.label and len(drawn.rows) <= 32 and width > (7 * len(bar.label) + 6) * resolution:
                 middle = (max(bar.start_s, drawn.start_s) + min(bar.end_s, drawn.end_s)) / 2
                 axes.text(middle, place, bar.label, ha="center", va="center_baseline", fontsize=7, color=bar.ink)
+        for colour, extents in idle.items():
+            axes.broken_barh(extents, (place - 0.5, 1.0), facecolors=colour, linewidth=0)
+        for (colour, edge), extents in busy.items():
+            axes.broken_barh(extents, (place - 0.4, 0.8), facecolors=colour, edgecolors="white", linewidth=edge)
 
 
 def _draw_boundaries(axes: Axes, drawn: Chart) -> None:
@@ -171,6 +173,13 @@ def _legend(drawn: Chart) -> list[Any]:
         for cause, share in drawn.idle.items()
     ]
     return handles
+
+
+def _in_rows(handles: list[Any], most: int = 7) -> tuple[list[Any], int]:
+    """The handles in the order that matplotlib, which fills columns, turns into rows; and the number of columns."""
+    rows = math.ceil(len(handles) / most)
+    columns = math.ceil(len(handles) / rows)
+    return [handle for column in range(columns) for handle in handles[column::columns]], columns
 
 
 def _complete(

@@ -156,7 +156,7 @@ def _unit(bar: Bar, left: float, right: float, top: float, row: int) -> str:
         f'<rect class="unit" x="{left:.1f}" y="{top + 3}" width="{width:.1f}" height="{row - 6}" rx="1.5" '
         f'fill="{bar.colour}"><title>{escape(bar.detail)}</title></rect>'
     ]
-    if bar.label and width > 6.5 * len(bar.label) + 4:
+    if bar.label and width > 6.5 * len(bar.label) + 8:
         middle = (left + right) / 2
         place = f'x="{middle:.1f}" y="{top + row / 2 + 3.8:.1f}"'
         parts.append(f'<text class="in" {place} style="fill:{bar.ink}">{escape(bar.label)}</text>')
