@@ -19,7 +19,7 @@ from digenrl.scheduling.messages import Event
 from digenrl.scheduling.scopes import StdScope
 from digenrl.scheduling.shape import RunShape
 from digenrl.scheduling.trace import TracedUnit, from_records
-from flows.gantt import chrome_trace, gantt_png
+from flows.gantt.picture import chrome_trace, gantt_png
 from storage.atomic import write_atomically
 from workers.meter import Span
 

@@ -10,12 +10,12 @@ from rich.console import Console
 from digenrl.config_errors import ConfigError
 from digenrl.scheduling.scopes import StdScope
 from flows.errors import ExpectedError
-from flows.plan_chart import write_chart
-from flows.plan_fleet import read_fleet
-from flows.plan_place import Place, place_of
-from flows.plan_schedules import Planned, Planner, schedule_of, schedules
-from flows.plan_subject import subject_of
-from flows.plan_tables import (
+from flows.plan.chart import write_chart
+from flows.plan.fleet import read_fleet
+from flows.plan.place import Place, place_of
+from flows.plan.schedules import Planned, Planner, schedule_of, schedules
+from flows.plan.subject import subject_of
+from flows.plan.tables import (
     comparison,
     console,
     figures,

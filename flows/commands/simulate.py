@@ -13,13 +13,13 @@ from rich.progress import BarColumn, Progress, TextColumn
 from digenrl.config_errors import ConfigError
 from digenrl.scheduling.predict import Prediction
 from flows.errors import ExpectedError
-from flows.gantt import chrome_trace
-from flows.plan_chart import worker_names
-from flows.plan_fleet import MOST_WORKERS, read_fleet
-from flows.plan_place import place_of
-from flows.plan_schedules import Planned, Planner, schedule_of
-from flows.plan_subject import Subject, subject_of
-from flows.plan_tables import console, figures, grid, intro, phases_table, schedule_words, split_words
+from flows.gantt.picture import chrome_trace
+from flows.plan.chart import worker_names
+from flows.plan.fleet import MOST_WORKERS, read_fleet
+from flows.plan.place import place_of
+from flows.plan.schedules import Planned, Planner, schedule_of
+from flows.plan.subject import Subject, subject_of
+from flows.plan.tables import console, figures, grid, intro, phases_table, schedule_words, split_words
 from storage.atomic import write_atomically
 
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from digenrl.config_errors import ConfigError
-from flows.plan_fleet import Member, read_fleet
+from flows.plan.fleet import Member, read_fleet
 
 
 def written(folder: Path, text: str) -> Path:

@@ -12,12 +12,12 @@ from digenrl.configure import load_config
 from digenrl.scheduling.costs import CostModel
 from digenrl.scheduling.units import RolloutUnit
 from digenrl.scheduling.workloads import load
-from flows.plan_costs import Known, costs_of, for_fleet
-from flows.plan_fleet import Member
-from flows.plan_memory import need_of
-from flows.plan_place import place_of
-from flows.plan_schedules import schedule_of, schedules
-from flows.plan_subject import Subject, subject_of
+from flows.plan.costs import Known, costs_of, for_fleet
+from flows.plan.fleet import Member
+from flows.plan.memory import need_of
+from flows.plan.place import place_of
+from flows.plan.schedules import schedule_of, schedules
+from flows.plan.subject import Subject, subject_of
 from storage.runs import RunDirectory
 
 COSTS = {"rollout_step_s": 0.1, "decode_s": 0.2, "train_s": {"3": 0.9}, "score_s": 0.4, "update_s": 0.05, "gap_s": 0.01}

@@ -18,8 +18,9 @@ from digenrl.scheduling.bound import Pool
 from digenrl.scheduling.predict import Prediction, predict
 from digenrl.scheduling.trace import TracedUnit
 from digenrl.scheduling.units import RolloutUnit, UpdateUnit
-from flows.gantt import chrome_trace, gantt_html, gantt_png
-from flows.gantt_layout import bars_of, chart, natural
+from flows.gantt.layout import bars_of, chart, natural
+from flows.gantt.page import gantt_html
+from flows.gantt.picture import chrome_trace, gantt_png
 
 
 @pytest.fixture(scope="module")

@@ -13,10 +13,10 @@ from digenrl.scheduling.bound import Pool
 from digenrl.scheduling.bubbles import Cause
 from digenrl.scheduling.predict import Prediction
 from digenrl.scheduling.units import RolloutUnit
-from flows.gantt_layout import ACTIVITY_WORDS
-from flows.plan_memory import GIB, Need
-from flows.plan_schedules import Planned, Schedule
-from flows.plan_subject import Subject
+from flows.gantt.layout import ACTIVITY_WORDS
+from flows.plan.memory import GIB, Need
+from flows.plan.schedules import Planned, Schedule
+from flows.plan.subject import Subject
 from flows.report import waits
 
 #: Width where the output is not a terminal.

@@ -13,7 +13,7 @@ from html import escape
 from digenrl.scheduling.bubbles import CAUSES, Bubble, Cause
 from digenrl.scheduling.trace import TracedUnit
 from digenrl.scheduling.units import Lane
-from flows.gantt_layout import ACTIVITY_WORDS, COLOURS, DEVICES, DIM, PALE, Bar, Chart, activities_in, bars_of, chart
+from flows.gantt.layout import ACTIVITY_WORDS, COLOURS, DEVICES, DIM, PALE, Bar, Chart, activities_in, bars_of, chart
 
 _TOP, _BOTTOM = 22, 26
 

@@ -18,7 +18,7 @@ from digenrl.scheduling.policies import Colocated, Digenrl, Disaggregated, Layou
 from digenrl.scheduling.predict import Prediction, joining, predict
 from digenrl.scheduling.scopes import StdScope
 from digenrl.scheduling.staffing import Offer, Plan, Staffing
-from flows.plan_subject import Subject
+from flows.plan.subject import Subject
 
 #: Share of stale groups in the comparison, where the configuration has none.
 STALE_FRACTION = 0.25

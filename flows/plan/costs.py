@@ -19,8 +19,8 @@ from digenrl.config import RunConfig
 from digenrl.config_errors import ConfigError, did_you_mean, shown
 from digenrl.profile import best_timestep_batch
 from digenrl.scheduling.costs import GUESSED, CostModel, KindCosts
-from flows.plan_fleet import Member
-from flows.plan_subject import Subject
+from flows.plan.fleet import Member
+from flows.plan.subject import Subject
 from storage.home import home
 from storage.runs import RunDirectory, run_names
 

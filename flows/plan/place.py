@@ -13,10 +13,10 @@ from digenrl.config_errors import ConfigError
 from digenrl.scheduling.bound import EVERYTHING, NEEDS, Pool
 from digenrl.scheduling.costs import CostModel
 from digenrl.scheduling.messages import Capability
-from flows.plan_costs import costs_of, for_fleet
-from flows.plan_fleet import Member
-from flows.plan_memory import GIB, USABLE, Need, need_of
-from flows.plan_subject import Subject
+from flows.plan.costs import costs_of, for_fleet
+from flows.plan.fleet import Member
+from flows.plan.memory import GIB, USABLE, Need, need_of
+from flows.plan.subject import Subject
 
 
 @dataclass(frozen=True)

@@ -8,9 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from flows.gantt import gantt_html, gantt_png
-from flows.gantt_layout import natural
-from flows.plan_schedules import Planned
+from flows.gantt.layout import natural
+from flows.gantt.page import gantt_html
+from flows.gantt.picture import gantt_png
+from flows.plan.schedules import Planned
 from storage.atomic import write_atomically
 
 #: Rows that can be told apart; of a larger fleet, so many workers are shown, evenly picked.

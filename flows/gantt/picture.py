@@ -1,8 +1,7 @@
-"""A run's timeline for people: a trace for Perfetto and chrome://tracing, a picture, and a page.
+"""A timeline as files.
 
 chrome_trace   JSON in the Trace Event Format, one track per lane
 gantt_png      PNG, readable for 2 to 64 workers
-gantt_html     one self-contained page (gantt_html.py)
 """
 
 from __future__ import annotations
@@ -16,13 +15,10 @@ from typing import TYPE_CHECKING, Any
 from digenrl.scheduling.bubbles import Bubble
 from digenrl.scheduling.trace import TracedUnit
 from digenrl.scheduling.units import Lane
-from flows.gantt_html import gantt_html
-from flows.gantt_layout import ACTIVITY_WORDS, COLOURS, DEVICES, PALE, Chart, activities_in, bars_of, chart, natural
+from flows.gantt.layout import ACTIVITY_WORDS, COLOURS, DEVICES, PALE, Chart, activities_in, bars_of, chart, natural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
-
-__all__ = ["chrome_trace", "gantt_html", "gantt_png"]
 
 _INK, _FAINT = "#22252b", "#8a8f98"
 _MICROSECONDS = 1e6

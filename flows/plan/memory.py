@@ -17,7 +17,7 @@ from typing import Any
 
 from digenrl.models.checkpoint import CheckpointError, locate
 from digenrl.scheduling.roofline import Derivation
-from flows.plan_subject import Subject
+from flows.plan.subject import Subject
 
 #: Share of the memory that may be planned with; the rest is fragmentation and workspace.
 USABLE = 0.9
