@@ -14,6 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, field_validator, model_validator
 
 PositiveInt = Annotated[int, Field(ge=1)]
+Decay = Annotated[float, Field(ge=0, lt=1)]
 
 
 class Section(BaseModel):
@@ -30,8 +31,8 @@ class ModelConfig(Section):
         "package:tiny-sd3",
         description="Diffusers pipeline: a directory, a hub id, or package:NAME for one that ships with DigenRL.",
     )
-    height: PositiveInt = Field(12, description="Height of generated samples in pixels.")
-    width: PositiveInt = Field(24, description="Width of generated samples in pixels.")
+    height: PositiveInt = Field(12, le=8192, description="Height of generated samples in pixels.")
+    width: PositiveInt = Field(24, le=8192, description="Width of generated samples in pixels.")
     dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of the frozen base weights.")
     guidance_scale: float = Field(
         1.0, ge=0, description="Classifier-free guidance in rollout, training and evaluation; <= 1 turns it off."
@@ -48,7 +49,7 @@ class ModelConfig(Section):
 class LoraConfig(Section):
     """The trained adapter."""
 
-    rank: PositiveInt = Field(32, description="LoRA rank.")
+    rank: PositiveInt = Field(32, le=1024, description="LoRA rank.")
     alpha: PositiveInt = Field(64, description="LoRA alpha; the update is scaled by alpha / rank.")
     targets: tuple[str, ...] | None = Field(
         None, description="Name suffixes of the adapted layers; null means the family's published list."
@@ -58,7 +59,7 @@ class LoraConfig(Section):
 class DataConfig(Section):
     """Prompts to train on and to evaluate on."""
 
-    prompts: str = Field(description="JSONL or text file of prompts, or package:NAME.")
+    prompts: str = Field(min_length=1, description="JSONL or text file of prompts, or package:NAME.")
     held_out: str | None = Field(None, description="Prompts for evaluation only; must share no id with `prompts`.")
 
 
@@ -75,7 +76,7 @@ class AlgorithmConfig(Section):
     name: Literal["flow_grpo"] = Field("flow_grpo", description="Training algorithm.")
     sampler: Literal["flow_sde", "cps"] = Field("flow_sde", description="How stochastic steps are drawn.")
     noise_level: float = Field(0.7, gt=0, le=2, description="Noise level a of stochastic steps.")
-    num_steps: int = Field(10, ge=2, description="Denoising steps T of training rollouts.")
+    num_steps: int = Field(10, ge=2, le=1000, description="Denoising steps T of training rollouts.")
     sde_window_size: int = Field(
         0, ge=0, description="Consecutive stochastic, trained steps (Flow-GRPO-Fast); 0 means all but the last step."
     )
@@ -121,7 +122,7 @@ class OptimizerConfig(Section):
     """AdamW and its learning-rate schedule, in iterations."""
 
     learning_rate: float = Field(3e-4, gt=0, description="Peak learning rate.")
-    betas: tuple[float, float] = Field((0.9, 0.999), description="AdamW betas.")
+    betas: tuple[Decay, Decay] = Field((0.9, 0.999), description="AdamW betas.")
     eps: float = Field(1e-8, gt=0, description="AdamW epsilon.")
     weight_decay: float = Field(1e-4, ge=0, description="AdamW weight decay.")
     max_grad_norm: float = Field(1.0, gt=0, description="Gradients are scaled down to this norm.")
@@ -158,13 +159,15 @@ class ScheduleConfig(Section):
     trainer_assist: Literal["off", "greedy", "search", "auto"] = Field(
         "auto",
         description="Whether trainers with nothing to train roll out (TAG): off; greedy: whenever they can; search: "
-        "when the iteration is predicted to end earlier; auto: on with layout digenrl and gap, else off.",
+        "when the iteration is predicted to end earlier; auto: search with layout digenrl and gap, else off.",
     )
     micro_batch: int | Literal["auto"] = Field(
         "auto", description="Samples per rollout and train unit; divides samples_per_prompt. auto: the whole group."
     )
     timestep_batch: int | Literal["auto"] = Field(
-        "auto", description="Trained timesteps per forward and backward pass (TSP). auto: all of a micro-batch."
+        "auto",
+        description="Trained timesteps per forward and backward pass (TSP). auto: measured on the workers before the "
+        "run, the largest that fits their memory and takes the least time per timestep.",
     )
     steps_per_unit: int | Literal["auto"] = Field(
         "auto",
@@ -180,7 +183,8 @@ class ScheduleConfig(Section):
     advantage: Literal["group", "streaming", "auto"] = Field(
         "auto",
         description="group: samples are trained when their group is complete; streaming: in an iteration's first "
-        "update when they are scored, for the same gradient in two backward passes instead of one; auto: group.",
+        "update when they are scored, for the same gradient in two backward passes instead of one; auto: streaming "
+        "if it is predicted, from what the workers were measured to take, to save more than 1 % of an iteration.",
     )
     max_open_groups: PositiveInt = Field(
         8, description="Groups that are not complete of which a trainer may hold gradients (advantage=streaming)."
@@ -240,7 +244,7 @@ class ScheduleConfig(Section):
     def assist(self) -> Literal["off", "greedy", "search"]:
         """`trainer_assist` with `auto` resolved."""
         if self.trainer_assist == "auto":
-            return "greedy" if self.layout == "digenrl" and self.gap else "off"
+            return "search" if self.layout == "digenrl" and self.gap else "off"
         return self.trainer_assist
 
 
@@ -251,7 +255,7 @@ class ClusterConfig(Section):
     workers: PositiveInt = Field(2, description="Worker processes of a local cluster.")
     trainers: PositiveInt = Field(1, description="Workers that train (layouts disaggregated and digenrl).")
     device: Literal["cpu", "cuda"] = Field("cpu", description="Device the workers compute on.")
-    worker_ttl_s: float = Field(30.0, ge=5, description="A worker silent for longer counts as lost.")
+    worker_ttl_s: float = Field(30.0, ge=5, le=86400, description="A worker silent for longer counts as lost.")
 
 
 class EvaluationConfig(Section):
@@ -259,7 +263,7 @@ class EvaluationConfig(Section):
 
     every: int = Field(10, ge=0, description="Evaluate every n iterations, and at start and end (0: never).")
     prompts: int = Field(200, ge=0, description="Held-out prompts per evaluation (at most as many as there are).")
-    num_steps: int = Field(10, ge=1, description="Denoising steps, deterministic.")
+    num_steps: int = Field(10, ge=1, le=1000, description="Denoising steps, deterministic.")
     seed: int = Field(0, ge=0, description="Seed of the evaluation noise.")
     micro_batch: PositiveInt = Field(25, description="Samples per evaluation unit.")
 
@@ -287,14 +291,16 @@ class TrackingConfig(Section):
     """MLflow."""
 
     experiment: str = Field("digenrl", min_length=1, description="MLflow experiment.")
-    uri: str = Field("managed", description="managed: DigenRL's own MLflow server; else a tracking URI; none: off.")
+    uri: str = Field(
+        "managed", min_length=1, description="managed: DigenRL's own MLflow server; else a tracking URI; none: off."
+    )
 
 
 class RunConfig(Section):
     """One training run."""
 
     seed: int = Field(0, ge=0, description="Seed of prompts, noise, windows and the adapter's start.")
-    iterations: PositiveInt = Field(100, description="RL iterations.")
+    iterations: PositiveInt = Field(100, le=1_000_000, description="RL iterations.")
     model: ModelConfig = Field(default_factory=ModelConfig)
     lora: LoraConfig = Field(default_factory=LoraConfig)
     data: DataConfig

@@ -77,7 +77,7 @@ def schedules(subject: Subject) -> list[Schedule]:
     bare = replace(bare, gap=True, stale_groups=0)
     apart = replace(bare, name="disaggregated", colocated=False, gap=False)
     pipelined = replace(apart, name="+ GAP", gap=True)
-    assisted = replace(pipelined, name="+ TAG", helps=True)
+    assisted = replace(pipelined, name="+ TAG", helps=True, search=True)
     stale = configured.stale_groups or max(1, int(STALE_FRACTION * shape.groups))
     rows = [bare, apart, pipelined, assisted]
     if len(shape.trained_steps(shape.start_iteration)) > 1 and bare.timestep_batch > 1:
