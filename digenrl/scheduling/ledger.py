@@ -165,6 +165,10 @@ class Ledger:
         """Workers whose own units are counted, whether they are still there or not."""
         return list(self._accumulators)
 
+    def contributors_beside(self, worker: str) -> int:
+        """How many workers other than this one are contributors."""
+        return len(self._accumulators) - (worker in self._accumulators)
+
     def contributed(self, worker: str) -> Collection[TrainUnit]:
         """Units that the worker itself computed."""
         return self._accumulators.get(worker, ())

@@ -50,6 +50,11 @@ class Step:
         return worker in self.awaited or worker in self.merged
 
     @property
+    def sealed(self) -> int:
+        """How many workers that is."""
+        return len(self.awaited) + len(self.merged)
+
+    @property
     def merging(self) -> bool:
         """Whether the lead has begun to take in other accumulators."""
         return bool(self.awaited or self.merged)

@@ -121,7 +121,9 @@ class Updates:
             return
         ledger = self._state.ledger
         theta = self._state.theta + 1
-        separate = [w for w in ledger.contributors() if w != lead.name and not step.seals(w)]
+        separate: list[str] = []
+        if ledger.contributors_beside(lead.name) > step.sealed:  # else all is merged, or on its way
+            separate = [w for w in ledger.contributors() if w != lead.name and not step.seals(w)]
         sources = [w for w in separate if _merging(w, theta) not in self._state.postponed]
         if sources:
             step.awaited.update(sources)
