@@ -11,6 +11,17 @@ SHELL := /bin/bash
 export PYTHONSAFEPATH = 1
 export PIP_DISABLE_PIP_VERSION_CHECK = 1
 
+# What a person wants to see of pip's hundreds of lines, as it happens; all of them are in install.log.
+define PIP_PROGRESS
+n=0; large='Downloading ([^ ]+)\.whl \(([0-9]{2,}(\.[0-9]+)? MB|[0-9.]+ GB)\)'; while IFS= read -r line; do \
+  case "$$line" in \
+    Collecting*) n=$$((n + 1)); if ((n % 25 == 0)); then echo "  found $$n packages"; fi;; \
+    *Downloading*) if [[ $$line =~ $$large ]]; then echo "  downloading $${BASH_REMATCH[1]%%-cp*} ($${BASH_REMATCH[2]})"; fi;; \
+    "Installing collected"*) echo "  installing $$n packages";; \
+    ERROR*) echo "$${line:0:200}";; \
+  esac; done
+endef
+
 .DEFAULT_GOAL := help
 .PHONY: help train test check serve learn clean
 
@@ -24,8 +35,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 	@test -x $(BIN)/python || { echo "creating $(VENV)"; $(PYTHON) -m venv $(VENV); }
 	@echo "installing DigenRL and its dependencies into $(VENV) (about 2 GB, a few minutes the first time)"
 	@$(BIN)/python -m pip install --quiet --upgrade pip 2>/dev/null
-	@$(BIN)/python -m pip install --progress-bar off -c constraints.txt -e '.[dev]' 2>&1 | tee $(VENV)/install.log \
-	  | { grep --line-buffered -E '^ *(Downloading|Installing|Successfully|ERROR)' | cut -c1-100 || true; }
+	@$(BIN)/python -u -m pip install --progress-bar off -c constraints.txt -e '.[dev]' 2>&1 | tee $(VENV)/install.log \
+	  | { $(PIP_PROGRESS); }
 	@$(BIN)/digenrl --version
 	@touch $@
 

@@ -41,6 +41,7 @@ from storage.processes import descendants
 
 DETAILS = ("iteration", "microbatch", "auto", "unit")
 LAYOUTS = ("colocated", "disaggregated")
+EVERYWHERE = (*LAYOUTS, "emulated")
 #: Above this load average, or this many cores of other processes, figures are not to be trusted.
 QUIET_LOAD, QUIET_CORES = 0.5, 0.1
 DRAIN_S, SETTLE_S = 60.0, 30.0
@@ -48,8 +49,8 @@ DRAIN_S, SETTLE_S = 60.0, 30.0
 QUICK = ("algorithm.prompts_per_iteration=4", "algorithm.samples_per_prompt=4", "algorithm.updates_per_iteration=2")
 
 
-def sides(quick: bool) -> list[Side]:
-    """What is compared, in the order of one repeat."""
+def sides(quick: bool, where: Sequence[str] = EVERYWHERE) -> list[Side]:
+    """What is compared, in the order of one repeat: the loop, and the layouts `where`."""
     bare = [
         Side(layout, stepwise=stepwise, queue_depth=depth)
         for layout in LAYOUTS
@@ -58,10 +59,10 @@ def sides(quick: bool) -> list[Side]:
         if not quick or layout == "colocated" or (depth == 2 and not stepwise)
     ]
     bare += [Side("emulated", queue_depth=depth) for depth in (2, 1) if not quick or depth == 2]
-    observed_layouts = LAYOUTS[1:] if quick else (*LAYOUTS, "emulated")
+    observed_layouts = LAYOUTS[1:] if quick else EVERYWHERE
     first = [Side(layout, "iteration", warm_up_only=True) for layout in observed_layouts]
     observed = [Side(layout, detail) for layout in observed_layouts for detail in DETAILS]
-    return [Side("loop"), *bare, *first, *observed]
+    return [Side("loop"), *(side for side in (*bare, *first, *observed) if side.layout in where)]
 
 
 class Server:
@@ -219,7 +220,8 @@ def block(result: dict[str, Any]) -> str:
     titles = ("Throughput and busy devices", "Gaps between units on a device", "CPU time per unit, queue depth 2")
     titles += ("32 emulated workers, units of 200 ms",)
     for title, table in zip(titles, tables, strict=True):
-        lines += [f"**{title}**", table(rows)]
+        if found := table(rows):
+            lines += [f"**{title}**", found]
     lines.append(f"The Prefect server needs {1000 * where['server_idle_cores']:.0f} ms of CPU per second when idle.")
     return "\n\n".join(lines)
 
@@ -243,6 +245,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--iterations", type=int, help="counted iterations of a run (10; --quick: 2)")
     parser.add_argument("--repeats", type=int, help="runs of every side (3; --quick: 1)")
+    parser.add_argument("--layouts", nargs="+", choices=EVERYWHERE, default=EVERYWHERE, help="only these, and the loop")
     parser.add_argument("--quick", action="store_true", help="fewer sides, 16 instead of 128 samples per iteration")
     parser.add_argument("--json", type=Path, help="also write rows and machine here")
     parser.add_argument("--page", type=Path, help="also rewrite the marked block of this page")
@@ -267,7 +270,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if load > QUIET_LOAD:
         say(f"warning: the machine is not quiet (load average above {QUIET_LOAD}); the figures will say so")
     try:
-        readings, idle_cores = measure(sides(options.quick), iterations, repeats, options.quick, say)
+        readings, idle_cores = measure(sides(options.quick, options.layouts), iterations, repeats, options.quick, say)
     except RuntimeError as error:
         print(f"not measured: {error}", file=sys.stderr)
         return 1
@@ -292,7 +295,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _named(options: argparse.Namespace) -> list[str]:
     """The options that decide what is measured, as they were given."""
     named = [f"--{name} {value}" for name in ("iterations", "repeats") if (value := getattr(options, name))]
-    return [*named, *(["--quick"] if options.quick else [])]
+    some = ["--layouts", *options.layouts] if tuple(options.layouts) != EVERYWHERE else []
+    return [*named, *some, *(["--quick"] if options.quick else [])]
 
 
 def _leave(number: int, frame: FrameType | None) -> None:

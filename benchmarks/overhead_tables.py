@@ -99,7 +99,7 @@ def cpu_table(rows: Sequence[dict[str, Any]]) -> str:
 
 
 def fleet_table(rows: Sequence[dict[str, Any]]) -> str:
-    """Gaps and CPU time per unit where many workers keep one engine busy."""
+    """Gaps and CPU time per unit where many workers keep one engine busy; empty if that was not measured."""
     header = ("observed", "rollout unit", "queue depth", "units/s", "queued before, %", "gap p50, ms", "gap p95, ms")
     header += ("gap p50, % of 200 ms", "flow process, ms/unit", "flow process, % of a core", "devices busy, %")
     lines = []
@@ -121,7 +121,7 @@ def fleet_table(rows: Sequence[dict[str, Any]]) -> str:
                     f"{100 * sum(row['busy'].values()) / len(row['busy']):.0f}",
                 )
             )
-    return aligned(header, lines)
+    return aligned(header, lines) if lines else ""
 
 
 def _real(rows: Sequence[dict[str, Any]]) -> list[dict[str, Any]]:

@@ -5,6 +5,7 @@ nearest(...)    the valid name a person most likely meant
 did_you_mean    the same as the end of a sentence
 shown(...)      a value as it would be written in YAML, shortened
 dotted(...)     a key path as a person writes it: `algorithm.clip_range`, `rewards.0.name`
+encoding_problem(...)   what keeps a text from being written as UTF-8
 """
 
 from __future__ import annotations
@@ -67,3 +68,16 @@ def shown(value: object) -> str:
 def dotted(path: KeyPath) -> str:
     """The path joined by dots."""
     return ".".join(map(str, path))
+
+
+def encoding_problem(text: str) -> str | None:
+    """What in a text can be neither written as UTF-8 nor tokenized, as the end of a sentence; None if all is well.
+
+    JSON and YAML may spell half of a surrogate pair (`"\\ud800"`), a command line bytes that are not UTF-8.
+    """
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        return f"the lone surrogate U+{code:04X} as its character {error.start + 1}; expected Unicode text"
+    return None

@@ -9,15 +9,19 @@ Mappings merge key by key; every other value, lists included, replaces what is b
 
 from __future__ import annotations
 
+import errno
+import stat
 from dataclasses import dataclass, replace
 from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 from digenrl import config_yaml
-from digenrl.config_errors import ConfigError, KeyPath, did_you_mean, dotted, shown
+from digenrl.config_errors import ConfigError, KeyPath, did_you_mean, dotted, encoding_problem, shown
 from digenrl.config_schema import is_value, node_at
 
+#: A configuration is far smaller; a larger file is some other file.
+MOST_BYTES = 1_000_000
 _SUFFIXES = (".yaml", ".yml")
 _OVERRIDDEN = " with overrides"
 
@@ -99,13 +103,30 @@ def _open(name: str, directory: Path, where: str) -> _Source:
     if not name.strip():
         raise ConfigError(f"expected a preset ({', '.join(preset_names())}) or a YAML file, got an empty name{where}")
     try:
-        return _Source(str(path), str(path.resolve()), path.parent, path.read_bytes())
-    except IsADirectoryError:
-        raise ConfigError(f"{path} is a directory, expected a preset or a YAML file{where}") from None
+        data = _read_file(path, where)
+        return _Source(str(path), str(path.resolve()), path.parent, data)
+    except ConfigError:
+        raise
     except PermissionError:
         raise ConfigError(f"{path} cannot be read: permission denied{where}") from None
-    except (OSError, ValueError):
+    except (OSError, ValueError) as error:
+        if isinstance(error, OSError) and error.errno == errno.ELOOP:
+            raise ConfigError(f"{path} cannot be read: its symbolic links go round in a circle{where}") from None
         raise ConfigError(_not_found(name, path, where)) from None
+
+
+def _read_file(path: Path, where: str) -> bytes:
+    """The bytes of a regular file: a pipe would be waited for, and a device may have no end."""
+    found = path.stat()
+    if stat.S_ISDIR(found.st_mode):
+        raise ConfigError(f"{path} is a directory, expected a preset or a YAML file{where}")
+    if not stat.S_ISREG(found.st_mode):
+        raise ConfigError(f"{path} is a device or pipe, expected a preset or a YAML file{where}")
+    if found.st_size > MOST_BYTES:
+        raise ConfigError(
+            f"{path} has {found.st_size:,} bytes, expected a YAML file of settings, at most {MOST_BYTES:,}{where}"
+        )
+    return path.read_bytes()
 
 
 def _not_found(name: str, path: Path, where: str) -> str:
@@ -135,6 +156,8 @@ def override(layer: Layer, text: str) -> Layer:
         raise ConfigError(f"override {shown(text)} has no '='; write section.key=value")
     if not all(parts):
         raise ConfigError(f"override {shown(text)} has no complete key before '='; write section.key=value")
+    if problem := encoding_problem(key):
+        raise ConfigError(f"override {shown(text)}: its key holds {problem}")
     if not raw.strip():
         raise ConfigError(f"override {shown(text)} has no value; write {key}=null to unset it")
     value = config_yaml.parse(raw, f"override {shown(text)}").value

@@ -29,12 +29,19 @@ def problems_of(error: ValidationError, value: Any, origin_of: OriginOf) -> list
         origin_of: where the value at a path was written, e.g. "my.yaml, line 7".
     """
     sentences: dict[tuple[KeyPath, bool], str] = {}
-    for detail in error.errors(include_url=False):
+    details = error.errors(include_url=False)
+    for detail in details:
         path = _key_path(detail)
+        if detail["type"] == "too_short" and any(_lies_within(other, path) for other in details):
+            continue  # pydantic does not count entries that are wrong themselves
         unknown = detail["type"] == "extra_forbidden"
         sentence = unknown_key(path) if unknown else _sentence(detail, path, value)
         sentences.setdefault((path, unknown), f"{sentence} ({origin_of(path)})")
     return list(sentences.values())
+
+
+def _lies_within(detail: ErrorDetails, path: KeyPath) -> bool:
+    return len(detail["loc"]) > len(path) and detail["loc"][: len(path)] == path
 
 
 def unknown_key(path: KeyPath) -> str:

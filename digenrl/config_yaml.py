@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import yaml
 from yaml.composer import ComposerError
 
-from digenrl.config_errors import ConfigError, KeyPath, dotted
+from digenrl.config_errors import ConfigError, KeyPath, dotted, encoding_problem
 
 _TAG = "tag:yaml.org,2002:"
 _CORE_SCHEMA: tuple[tuple[str, str, list[str]], ...] = (
@@ -189,6 +189,9 @@ class _Builder:
                     line, f"keys are names, got {text or 'nothing'}" + (f" below {dotted(path)}" if path else "")
                 )
                 continue
+            if problem := encoding_problem(key_node.value):
+                self._refuse(line, f"the key {key_node.value!r} holds {problem}")
+                continue
             here = (*path, key_node.value)
             if key_node.value in result:
                 self._refuse(line, f"{dotted(here)} is given twice, first in line {self.lines[here]}; keep one")
@@ -202,6 +205,9 @@ class _Builder:
         try:
             match kind:
                 case "str":
+                    if problem := encoding_problem(text):
+                        self._refuse(node.start_mark.line + 1, f"{dotted(path) or 'the document'} holds {problem}")
+                        return None
                     return text
                 case "null":
                     return None

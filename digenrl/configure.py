@@ -76,4 +76,14 @@ def warnings_of(config: RunConfig) -> list[str]:
             f"schedule.advantage=streaming has no effect: with schedule.micro_batch={config.micro_batch} a group is "
             "complete as soon as any of it is scored"
         )
+    if config.schedule.observe.detail == "unit" and config.schedule.steps_per_unit not in (1, "auto"):
+        warnings.append(
+            f"schedule.steps_per_unit={config.schedule.steps_per_unit} has no effect: "
+            "schedule.observe.detail=unit cuts every trajectory into single steps"
+        )
+    if config.stale_groups and config.iterations == 1:
+        warnings.append(
+            f"schedule.stale_fraction={config.schedule.stale_fraction:g} has no effect: with iterations=1 there is no "
+            "iteration before whose weights could be used"
+        )
     return warnings

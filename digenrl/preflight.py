@@ -1,6 +1,7 @@
 """What can be checked before a server or worker starts: prompts, rewards, model, cluster address, device, home.
 
     check(config, home) -> list[str]     notes; raises ConfigError with everything that is wrong
+    check_home(home)                     the last of it alone
 
 No weights are loaded, nothing is downloaded, and torch is imported only to look for a CUDA device.
 """
@@ -9,6 +10,7 @@ from __future__ import annotations
 
 import os
 import re
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -18,6 +20,11 @@ from digenrl.preflight_model import check_model
 from digenrl.prompts import PromptError, load_prompts
 from digenrl.rewards.base import PromptRecord
 from digenrl.rewards.registry import make_reward, reward_names
+
+#: What a worker process holds before it has loaded a model: Python with torch and diffusers.
+WORKER_GIB = 0.7
+#: Local worker processes per core from which on a note says so.
+WORKERS_PER_CORE = 4
 
 _ADDRESS = re.compile(r"(?:tcp|tls)://(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 _TRACKING = ("managed", "none")
@@ -39,8 +46,10 @@ def check(config: RunConfig, home: Path | None = None) -> list[str]:
     problems: list[str] = []
     notes: list[str] = []
     _check_prompts(config, problems, notes)
-    check_model(config.model, config.lora, problems, notes)
+    check_model(config.model, config.lora, problems, notes, here=config.cluster.address == "local")
     problems += _cluster_problems(config.cluster)
+    if config.cluster.address == "local":
+        _check_room(config.cluster.workers, problems, notes)
     problems += _tracking_problems(config.tracking)
     problems += _home_problems(home) if home is not None else []
     if problems:
@@ -119,6 +128,18 @@ def _cluster_problems(cluster: ClusterConfig) -> list[str]:
     return problems
 
 
+def _check_room(workers: int, problems: list[str], notes: list[str]) -> None:
+    """Has this machine room for so many worker processes? Memory decides; more than its cores can serve are slow."""
+    memory_gib, cores = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, os.cpu_count() or 1
+    if workers * WORKER_GIB > memory_gib:
+        problems.append(
+            f"cluster.workers must be at most {max(int(memory_gib / WORKER_GIB), 1)} on this machine, got {workers}: "
+            f"a worker process takes at least {WORKER_GIB} GiB, and there are {memory_gib:.1f} GiB of memory"
+        )
+    elif workers > WORKERS_PER_CORE * cores:
+        notes.append(f"cluster.workers={workers} share {cores} cores of this machine: fewer are likely to be faster")
+
+
 def _tracking_problems(tracking: TrackingConfig) -> list[str]:
     close = nearest(tracking.uri, _TRACKING)
     if tracking.uri in _TRACKING or close is None or re.search("[:/]", tracking.uri):
@@ -126,10 +147,22 @@ def _tracking_problems(tracking: TrackingConfig) -> list[str]:
     return [f"tracking.uri must be managed, none or a tracking URI, got {shown(tracking.uri)}; did you mean {close}?"]
 
 
+def check_home(home: Path) -> None:
+    """Refuse a DIGENRL_HOME that nothing can be written to. Raises ConfigError."""
+    if problems := _home_problems(home):
+        raise ConfigError(*problems)
+
+
 def _home_problems(home: Path) -> list[str]:
     existing = next(path for path in (home, *home.parents) if path.exists())
     if not existing.is_dir():
         return [f"DIGENRL_HOME={home} must be a directory, but {existing} is a file"]
-    if not os.access(existing, os.W_OK | os.X_OK):
-        return [f"DIGENRL_HOME={home} must be writable, but {existing} is not; set DIGENRL_HOME to another directory"]
+    try:
+        # Permissions do not tell: a file system may be read-only, or have directories of its own kind, as /proc.
+        Path(tempfile.mkdtemp(prefix=".digenrl-", dir=existing)).rmdir()
+    except OSError as error:
+        return [
+            f"DIGENRL_HOME={home} must be writable, but {existing} is not ({error.strerror}); set DIGENRL_HOME to "
+            f"another directory"
+        ]
     return []

@@ -4,7 +4,7 @@
 
 Sizes come from the pipeline's JSON files and layer names from the headers of its safetensors files
 (https://huggingface.co/docs/safetensors/index#format: 8 bytes of length, then JSON). A checkpoint on the hub that is
-not in the local cache cannot be looked into: that is a note.
+not in the local cache cannot be looked into: the hub is asked whether it has it.
 """
 
 from __future__ import annotations
@@ -19,13 +19,24 @@ from typing import Any
 from digenrl.config import LoraConfig, ModelConfig
 from digenrl.config_errors import nearest, shown
 from digenrl.models.checkpoint import CheckpointError, locate
+from digenrl.preflight_hub import hub_cache, hub_problem
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
 _LONGEST_HEADER_BYTES = 100_000_000
 
 
-def check_model(model: ModelConfig, lora: LoraConfig, problems: list[str], notes: list[str]) -> None:
-    """Append what is wrong with `model` and `lora.targets`, and notes about what cannot be known yet."""
+def check_model(
+    model: ModelConfig, lora: LoraConfig, problems: list[str], notes: list[str], *, here: bool = True
+) -> None:
+    """Append what is wrong with `model` and `lora.targets`, and notes about what cannot be known yet.
+
+    Args:
+        model: which checkpoint.
+        lora: which of its layers.
+        problems: takes what cannot work.
+        notes: takes what may not work.
+        here: whether this machine loads the model. Others may reach a hub, or have a cache, that this one does not.
+    """
     try:
         place = locate(model.path)
     except CheckpointError as error:
@@ -37,21 +48,16 @@ def check_model(model: ModelConfig, lora: LoraConfig, problems: list[str], notes
     elif not _HUB_ID.fullmatch(place):
         problems.append(f"model.path={shown(place)} is no directory and no possible hub id OWNER/NAME")
     elif os.environ.get("HF_HUB_OFFLINE", "0").upper() in {"1", "TRUE", "YES", "ON"}:
-        problems.append(f"model.path={place} is not in the local hub cache {_hub_cache()}, and HF_HUB_OFFLINE is set")
+        problems.append(f"model.path={place} is not in the local hub cache {hub_cache()}, and HF_HUB_OFFLINE is set")
+    elif (problem := hub_problem(place)) is not None:
+        (problems if here else notes).append(problem)
     else:
         notes.append(f"model.path={place} is not in the local hub cache: it will be downloaded")
 
 
-def _hub_cache() -> Path:
-    """Where huggingface_hub keeps models (https://huggingface.co/docs/huggingface_hub/guides/manage-cache)."""
-    cache = Path(os.environ.get("XDG_CACHE_HOME") or "~/.cache")
-    hub_home = Path(os.environ.get("HF_HOME") or cache / "huggingface")
-    return Path(os.environ.get("HF_HUB_CACHE") or hub_home / "hub").expanduser()
-
-
 def _cached(hub_id: str) -> Path | None:
     """The newest snapshot of a hub id in the local cache."""
-    snapshots = (_hub_cache() / f"models--{hub_id.replace('/', '--')}" / "snapshots").glob("*/model_index.json")
+    snapshots = (hub_cache() / f"models--{hub_id.replace('/', '--')}" / "snapshots").glob("*/model_index.json")
     newest = max(snapshots, key=lambda index: index.stat().st_mtime, default=None)
     return newest.parent if newest else None
 

@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from digenrl.config_errors import ConfigError, did_you_mean, nearest, shown
+from digenrl.config_errors import ConfigError, did_you_mean, encoding_problem, nearest, shown
 from digenrl.identity import draw_rng
 from digenrl.rewards.base import PromptRecord
 
@@ -40,6 +40,8 @@ def load_prompts(spec: str) -> tuple[PromptRecord, ...]:
     Raises:
         PromptError: the set is not there, or a line of it is wrong.
     """
+    if not spec.strip():
+        raise PromptError(f"expected a .jsonl file, a .txt file or package:NAME, got {shown(spec)}")
     if spec.startswith(PACKAGE_PREFIX):
         return parse_jsonl(_packaged(spec.removeprefix(PACKAGE_PREFIX)), spec)
     path = Path(spec).expanduser()
@@ -117,6 +119,8 @@ def _record(line: str, number: int, source: str) -> PromptRecord:
         item = json.loads(line)
     except json.JSONDecodeError as error:
         raise PromptError(f"{where}: not JSON ({error.msg}, column {error.colno}); {EXPECTED_LINE}") from error
+    except RecursionError:
+        raise PromptError(f"{where}: nested too deeply; {EXPECTED_LINE}") from None
     if not isinstance(item, dict):
         raise PromptError(f"{where}: {shown(item)} is not a JSON object; {EXPECTED_LINE}")
     for key, value in item.items():
@@ -125,6 +129,8 @@ def _record(line: str, number: int, source: str) -> PromptRecord:
                 f"{where}: {key!r} is {shown(value)}; expected a string"
                 + (f', such as "{value}"' if isinstance(value, int | float) and not isinstance(value, bool) else "")
             )
+        if problem := encoding_problem(key) or encoding_problem(value):
+            raise PromptError(f"{where}: {key!r} holds {problem}")
     if TEXT not in item:
         raise PromptError(f"{where}: has no {TEXT!r}; {EXPECTED_LINE}")
     for key in (ID, TEXT):

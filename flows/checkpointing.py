@@ -1,4 +1,4 @@
-"""Saves checkpoints while a run goes on, without holding it up."""
+"""Saves checkpoints while a run goes on, without holding it up, and looks at them before it is resumed."""
 
 from __future__ import annotations
 
@@ -8,9 +8,12 @@ from pathlib import Path
 from typing import Any
 
 from digenrl.config import RunConfig
+from digenrl.config_changes import CHANGEABLE, forbidden_changes
+from digenrl.config_errors import ConfigError
 from digenrl.policy import NumberedAdapter
 from flows.history import History
 from storage import checkpoints
+from storage.runs import RunDirectory
 from workers.listener import IterationReport, Listener, TrainerState
 
 logger = logging.getLogger(__name__)
@@ -120,3 +123,31 @@ def restore(root: Path | str) -> tuple[int, TrainerState, checkpoints.Checkpoint
         previous = NumberedAdapter(state["previous_theta"], tensors["previous_adapter"])
     trainer = TrainerState(state["theta"], tensors["adapter"], tensors["optimizer"], state["adapter_hash"], previous)
     return info.iteration, trainer, checkpoint
+
+
+def check_resumable(directory: RunDirectory, config: RunConfig) -> None:
+    """Whether the newest whole checkpoint of a run leaves something to do, and goes with the configuration.
+
+    Args:
+        directory: of the run.
+        config: as it is now.
+
+    Raises:
+        ConfigError: the run is complete, or a setting was changed that makes another run of it.
+    """
+    info = checkpoints.latest(directory.checkpoints, level=logging.INFO)  # `restore` says it aloud
+    if info is None:
+        return
+    state = checkpoints.load(info).state
+    if changes := forbidden_changes(state["config"], config):
+        raise ConfigError(
+            *(f"{change}; set it back in {directory.config_path}, or train a new run" for change in changes),
+            *([f"what may change on resume: {', '.join(CHANGEABLE)}"] if len(changes) > 1 else []),
+        )
+    evaluates = config.evaluation.every and config.evaluation.prompts and config.data.held_out is not None
+    evaluated = not evaluates or str(config.iterations) in state["history"]["evaluations"]
+    if info.iteration > config.iterations or (info.iteration == config.iterations and evaluated):
+        raise ConfigError(
+            f"the run {directory.name!r} is complete: {info.url} has {info.iteration} iterations, and "
+            f"iterations={config.iterations}; nothing is left to resume"
+        )

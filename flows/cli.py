@@ -8,7 +8,10 @@ shown only with --debug.
 from __future__ import annotations
 
 import os
+import select
+import signal
 import sys
+from pathlib import Path
 from typing import Annotated
 
 import typer
@@ -35,6 +38,13 @@ PrefectApi = Annotated[
         "--prefect-api",
         help="Use another Prefect server: its API URL, or 'current' for PREFECT_API_URL. Default: DigenRL's own.",
     ),
+]
+Planned = Annotated[str, typer.Argument(help="Preset by name, path to a YAML file, or a workload such as wan2.1-14b.")]
+FleetFile = Annotated[
+    Path | None, typer.Option(help="YAML list of {kind, count, rate, memory_gib, price_per_hour, ...}.")
+]
+ProfileFile = Annotated[
+    Path | None, typer.Option(help="Costs by kind of worker (YAML or JSON); default: those of an earlier run.")
 ]
 RunName = Annotated[str, typer.Argument(help="Name of a run below DIGENRL_HOME (default ./runs).")]
 
@@ -94,20 +104,76 @@ def evaluate(
 
 
 @app.command()
+def plan(
+    name: Planned,
+    overrides: Overrides = None,
+    fleet: FleetFile = None,
+    profile: ProfileFile = None,
+    compare: Annotated[bool, typer.Option("--compare", help="Compare layouts and techniques, a row for each.")] = False,
+    gantt: Annotated[Path, typer.Option(help="Directory for plan-<name>.png and .html.")] = Path(),
+    debug: Debug = False,
+) -> None:
+    """Predict a run: seconds, bubbles by cause, memory, best role split, cost, what binds. Nothing is started."""
+    from flows.commands.plan import run
+
+    guarded(
+        lambda: run(name, overrides or [], fleet=fleet, profile=profile, compare=compare, gantt=gantt),
+        debug,
+    )
+
+
+@app.command()
+def simulate(
+    name: Planned,
+    overrides: Overrides = None,
+    workers: Annotated[int | None, typer.Option(help="Workers; default as configured.", min=1, max=4096)] = None,
+    fleet: FleetFile = None,
+    trainers: Annotated[int | None, typer.Option(help="How many of them train; default: a good number.", min=1)] = None,
+    iterations: Annotated[
+        int, typer.Option(help="Iterations to simulate; the first and last do not count.", min=3)
+    ] = 4,
+    profile: ProfileFile = None,
+    timeline: Annotated[Path | None, typer.Option(help="Chrome trace to write, for ui.perfetto.dev.")] = None,
+    debug: Debug = False,
+) -> None:
+    """Run a schedule on a virtual clock, on up to 4,096 workers."""
+    from flows.commands.simulate import run
+
+    guarded(
+        lambda: run(
+            name,
+            overrides or [],
+            workers=workers,
+            fleet=fleet,
+            trainers=trainers,
+            iterations=iterations,
+            profile=profile,
+            timeline=timeline,
+        ),
+        debug,
+    )
+
+
+@app.command()
 def serve(
     prefect_port: Annotated[
-        int | None, typer.Option(help="Port of the Prefect page; default: first free from 4200.")
+        int | None, typer.Option(help="Port of the Prefect page; default: first free from 4200.", min=1, max=65535)
     ] = None,
     mlflow_port: Annotated[
-        int | None, typer.Option(help="Port of the MLflow page; default: first free from 5001.")
+        int | None, typer.Option(help="Port of the MLflow page; default: first free from 5001.", min=1, max=65535)
     ] = None,
     debug: Debug = False,
 ) -> None:
     """Open the Prefect and MLflow pages of past runs until Ctrl-C."""
+    from digenrl.preflight import check_home
     from flows.services.serve import serve as keep_serving
     from storage.home import home
 
-    guarded(lambda: keep_serving(home(), {"prefect": prefect_port, "mlflow": mlflow_port}), debug)
+    def work() -> None:
+        check_home(home())
+        keep_serving(home(), {"prefect": prefect_port, "mlflow": mlflow_port})
+
+    guarded(work, debug)
 
 
 @app.command()
@@ -158,9 +224,14 @@ def config_explain(
     key: Annotated[str, typer.Argument(help="A key or section, e.g. algorithm.clip_range.")], debug: Debug = False
 ) -> None:
     """Explain a key: type, default, bounds, meaning, value in each preset."""
-    from digenrl.configure import explain
+    from digenrl.configure import ConfigError, explain
 
-    guarded(lambda: typer.echo(explain(key)), debug)
+    def work() -> None:
+        if not key.strip():
+            raise ConfigError("config explain needs a key or a section, such as algorithm.clip_range or algorithm")
+        typer.echo(explain(key))
+
+    guarded(work, debug)
 
 
 @config_app.command("presets")
@@ -193,7 +264,8 @@ def guarded(work: object, debug: bool) -> None:
     """Run a command; word its errors for a person.
 
     Raises:
-        typer.Exit: 2 for a configuration error, 1 for any other failure, 130 after Ctrl-C.
+        typer.Exit: 2 for a configuration error, 1 for any other failure, 130 after Ctrl-C, 141 (as after SIGPIPE) if
+            the output goes to a program that has ended, such as `head`.
     """
     from flows.errors import exit_code, sentence
 
@@ -204,12 +276,25 @@ def guarded(work: object, debug: bool) -> None:
     except KeyboardInterrupt:
         raise typer.Exit(130) from None
     except Exception as error:
+        if isinstance(error, BrokenPipeError) and _nobody_reads():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
+            raise typer.Exit(128 + signal.SIGPIPE) from None
         if debug:
             import traceback
 
             traceback.print_exc()
         typer.echo(f"digenrl: {sentence(error)}", err=True)
         raise typer.Exit(exit_code(error)) from None
+
+
+def _nobody_reads() -> bool:
+    """Whether the output is a pipe without a reader."""
+    try:
+        output = select.poll()
+        output.register(sys.stdout.fileno(), 0)
+        return any(event & select.POLLERR for _, event in output.poll(0))
+    except (OSError, ValueError):  # no file at all
+        return False
 
 
 def main() -> None:

@@ -101,12 +101,19 @@ def score(
 
 
 def compare(before: Scores, after: Scores) -> list[Row]:
-    """A row for every name that has a prompt scored both times: single rewards, then the mix, then exact matches."""
+    """A row for every name that has a prompt scored both times: single rewards, then the mix, then exact matches.
+
+    The mix is left out where it is the only reward, with weight 1: its row would be the same.
+    """
     rows = []
+    singles = before.values.keys() - {MIXED, EXACT_MATCH}
+    same = len(singles) == 1 and all(
+        scores.values.get(MIXED) == scores.values.get(*singles) for scores in (before, after)
+    )
     for name in sorted(before.values.keys() & after.values.keys(), key=lambda n: (n == EXACT_MATCH, n == MIXED, n)):
         first, second = dict(before.values[name]), dict(after.values[name])
         pairs = len(first.keys() & second.keys())
-        if pairs:
+        if pairs and not (same and name == MIXED):
             means = [float(np.mean(list(values.values()))) for values in (first, second)]
             rows.append(Row(name, means[0], means[1], *paired_rise(first, second), pairs))
     return rows

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict, dataclass, field
+import time
+from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -47,10 +48,19 @@ class IterationRow:
 
 @dataclass
 class History(Listener):
-    """Rows and evaluations in order. `evaluations[version][prompt index]` is the reward of a held-out prompt."""
+    """Rows and evaluations in order.
+
+    Attributes:
+        rows: closed iterations.
+        evaluations: `evaluations[version][prompt index]` is the reward of a held-out prompt.
+        earlier_s: wall time of the attempts before this one.
+        began: when this attempt began, by `time.monotonic`.
+    """
 
     rows: list[IterationRow] = field(default_factory=list)
     evaluations: dict[int, dict[int, float]] = field(default_factory=dict)
+    earlier_s: float = field(default=0.0, compare=False)
+    began: float = field(default_factory=time.monotonic, compare=False)
 
     def iteration_closed(self, report: IterationReport) -> None:
         """See Listener."""
@@ -61,6 +71,16 @@ class History(Listener):
         self.evaluations[evaluation.version] = {
             sample.group: score.value for sample, score in evaluation.scores.items() if isinstance(score, Scored)
         }
+
+    @property
+    def iterations(self) -> int:
+        """Iterations that are complete."""
+        return self.rows[-1].iteration + 1 if self.rows else 0
+
+    @property
+    def seconds(self) -> float:
+        """Wall time of all attempts so far."""
+        return self.earlier_s + time.monotonic() - self.began
 
     @property
     def samples_per_second(self) -> float:
@@ -77,9 +97,10 @@ class History(Listener):
 
     def until(self, iterations: int) -> History:
         """What was known when so many iterations were complete."""
-        return History(
-            [row for row in self.rows if row.iteration < iterations],
-            {version: values for version, values in self.evaluations.items() if version <= iterations},
+        return replace(
+            self,
+            rows=[row for row in self.rows if row.iteration < iterations],
+            evaluations={version: values for version, values in self.evaluations.items() if version <= iterations},
         )
 
     def to_state(self) -> dict[str, Any]:
@@ -87,10 +108,11 @@ class History(Listener):
         return {
             "rows": [asdict(row) for row in self.rows],
             "evaluations": {str(v): {str(i): r for i, r in e.items()} for v, e in self.evaluations.items()},
+            "seconds": round(self.seconds, 3),
         }
 
     @classmethod
     def from_state(cls, state: dict[str, Any]) -> History:
-        """Inverse of to_state."""
+        """Inverse of to_state; the new attempt begins now."""
         evaluations = {int(v): {int(i): r for i, r in e.items()} for v, e in state["evaluations"].items()}
-        return cls([IterationRow(**row) for row in state["rows"]], evaluations)
+        return cls([IterationRow(**row) for row in state["rows"]], evaluations, state.get("seconds", 0.0))

@@ -24,7 +24,7 @@ from digenrl.identity import MicroBatchId, SampleId
 from digenrl.models.embeddings import EmbeddingCache
 from digenrl.models.registry import load_model
 from digenrl.policy import Adapter, Policy
-from digenrl.rollout import RolloutSpec, advance, finish, start_rollout
+from digenrl.rollout import RolloutSpec, RolloutState, advance, finish, start_rollout
 from digenrl.trajectory import Trajectory
 
 
@@ -55,7 +55,12 @@ class Inference:
         self._embeddings = EmbeddingCache(model)
 
     def generate(
-        self, tag: str, adapter: Adapter, samples: Sequence[SampleId], prompts: Sequence[str]
+        self,
+        tag: str,
+        adapter: Adapter,
+        samples: Sequence[SampleId],
+        prompts: Sequence[str],
+        noise: torch.Tensor | None = None,
     ) -> tuple[Trajectory, NDArray[np.uint8]]:
         """Generate one batch by `evaluation.num_steps` deterministic steps.
 
@@ -64,6 +69,7 @@ class Inference:
             adapter: the weights.
             samples: B identities.
             prompts: B texts.
+            noise: (B, *D) initial latents; None: those of the identities.
 
         Returns:
             The trajectory, which has no trained steps, and the images (B, F, H, W, 3).
@@ -89,8 +95,14 @@ class Inference:
             raise ConfigError(f"the {tag} weights do not fit this run's model and lora: {error}") from None
         with _quiet():
             embeddings = self._embeddings.encode(prompts)
-        state = start_rollout(self.policy, spec)
+        state = start_rollout(self.policy, spec) if noise is None else RolloutState(0, noise.to(self.policy.device))
         return finish(self.policy, spec, advance(self.policy, spec, state, embeddings, 0, spec.num_steps))
+
+    def noise(self, generator: torch.Generator) -> torch.Tensor:
+        """(1, *D) float32: what diffusers draws for one picture from a generator on the CPU, and in which dtype."""
+        shape = self.policy.model.latent_shape(runspec.geometry(self._config))
+        dtype = getattr(torch, self._config.model.dtype)
+        return torch.randn((1, *shape), generator=generator, dtype=dtype).to(torch.float32)
 
 
 @contextmanager

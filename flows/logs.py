@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import sys
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 #: Packages whose warnings are worded for people.
@@ -31,13 +31,30 @@ class _Terminal(logging.Handler):
             print(f"note: {record.getMessage()}", file=sys.stderr, flush=True)
 
 
+class RunLogFile(logging.FileHandler):
+    """The run's log. That it cannot be written is said once, and the run goes on."""
+
+    # Its name matters: Prefect takes no notice of a handler whose class is private.
+
+    _failed = False
+
+    def handleError(self, record: logging.LogRecord) -> None:
+        """See logging.Handler: called within the handling of the exception."""
+        error = sys.exc_info()[1]
+        if not isinstance(error, OSError):
+            super().handleError(record)
+        elif not self._failed:
+            self._failed = True
+            print(f"note: cannot write {self.baseFilename}: {error.strerror}", file=sys.stderr, flush=True)
+
+
 @contextmanager
 def run_log(path: Path) -> Iterator[None]:
     """Send logging to `path`, which is appended to. Enter it before Prefect is imported.
 
     Prefect configures the root logger when it is imported, unless that has a handler with a formatter by then.
     """
-    file = logging.FileHandler(path, encoding="utf-8")
+    file = RunLogFile(path, encoding="utf-8")
     file.setFormatter(logging.Formatter("%(asctime)s %(levelname)-7s %(name)s: %(message)s"))
     terminal = _Terminal(logging.WARNING)
     root = logging.getLogger()
@@ -52,7 +69,10 @@ def run_log(path: Path) -> Iterator[None]:
         logging.captureWarnings(False)
         for handler in (file, terminal):
             root.removeHandler(handler)
-        file.close()
+        with suppress(OSError):
+            file.close()
+        # Prefect has more to say while the interpreter exits; Python would print it where there is no handler.
+        logging.lastResort = None
 
 
 def redirect_libraries() -> None:
@@ -62,3 +82,5 @@ def redirect_libraries() -> None:
         library.handlers.clear()
         library.propagate = True
     logging.getLogger("distributed").setLevel(logging.WARNING)
+    # Otherwise each task run writes a line when it ends, between which the run's own are lost.
+    logging.getLogger("prefect.task_runs").setLevel(logging.WARNING)

@@ -13,7 +13,15 @@ from rich.table import Table
 from rich.text import Text
 
 from digenrl.rewards.base import Scored
+from flows.history import History
 from workers.listener import Dispatched, Evaluation, IterationReport, Listener
+
+#: Columns below which only numbers are shown; the run's name needs its own length more.
+WIDE = 68
+#: Iterations of this attempt from which on the end is predicted without "about".
+SURE_AFTER = 6
+#: Roles that are shown: what a worker's device does.
+ROLES = ("rollout", "train")
 
 _BLOCKS = " ▁▂▃▄▅▆▇█"
 
@@ -34,6 +42,10 @@ class Progress(Listener):
         self._phase = "starting"
         self._started = time.monotonic()
         self._reports: list[IterationReport] = []
+        self._before: list[float] = []
+        self._done = 0
+        self._busy_with: dict[str, set[str]] = {}
+        self._roles: dict[str, str] = {}
         self._held_out: list[tuple[int, float]] = []
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4, transient=True)
 
@@ -51,8 +63,24 @@ class Progress(Listener):
         self._phase = text
         self._line(text)
 
+    def notice(self, text: str) -> None:
+        """Print a line that stays."""
+        if self._console.is_terminal:
+            # Never wrapped or cut: addresses are there to be copied.
+            self._live.console.print(text, markup=False, highlight=False, soft_wrap=True)
+        else:
+            self._line(text)
+
+    def resumed(self, history: History) -> None:
+        """Go on where the attempts before this one ended."""
+        self._done = history.iterations
+        self._before = [row.reward_mean for row in history.rows]
+        self._held_out = [(v, float(np.mean(list(e.values())))) for v, e in sorted(history.evaluations.items()) if e]
+
     def dispatched(self, event: Dispatched) -> None:
         """See Listener."""
+        if event.role in ROLES:
+            self._busy_with.setdefault(event.worker_name, set()).add(event.role)
         if not self._reports:
             self._phase = "first iteration"
 
@@ -60,15 +88,19 @@ class Progress(Listener):
         """See Listener."""
         self._phase = "training"
         self._reports.append(report)
-        done = report.iteration + 1
-        if done % max(self._iterations // 20, 1) == 0 or done == self._iterations:
+        self._done = report.iteration + 1
+        self._roles = {name: " + ".join(role for role in ROLES if role in did) for name, did in self._busy_with.items()}
+        self._busy_with.clear()
+        if self._done % max(self._iterations // 20, 1) == 0 or self._done == self._iterations:
             self._line(self._status(report))
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """See Listener."""
         values = [score.value for score in evaluation.scores.values() if isinstance(score, Scored)]
         if values:
-            self._held_out.append((evaluation.version, float(np.mean(values))))
+            # A resumed run may do the last one again.
+            before = [found for found in self._held_out if found[0] != evaluation.version]
+            self._held_out = [*before, (evaluation.version, float(np.mean(values)))]
             self._line(f"held-out reward after {evaluation.version} iterations: {self._held_out[-1][1]:.3f}")
 
     def fleet_changed(self, message: str) -> None:
@@ -84,47 +116,67 @@ class Progress(Listener):
 
     def _status(self, report: IterationReport) -> str:
         rewards = np.asarray(report.rewards or [np.nan])
-        recent = self._reports[-5:]
-        rate = sum(len(r.rewards) for r in recent) / sum(r.seconds for r in recent)
         return (
             f"iteration {report.iteration + 1}/{self._iterations}  reward {rewards.mean():.3f} ± {rewards.std():.3f}  "
-            f"{rate:.0f} samples/s  ETA {_clock(self._remaining_s())}"
+            f"{self._rate():.0f} samples/s  {self._eta()}"
         )
 
-    def _remaining_s(self) -> float:
-        recent = [report.seconds for report in self._reports[-10:]]
-        left = self._iterations - (self._reports[-1].iteration + 1)
-        return float(np.mean(recent)) * left
+    def _rate(self) -> float:
+        """Samples per second of the last iterations."""
+        recent = self._reports[-5:]
+        return sum(len(r.rewards) for r in recent) / sum(r.seconds for r in recent)
+
+    def _eta(self) -> str:
+        """When the run will be over. The first iteration, in which models are loaded, says little of the others."""
+        left = self._iterations - self._done
+        recent = [report.seconds for report in self._reports[1:][-10:]] or [self._reports[0].seconds]
+        about = "about " if left and len(self._reports) < SURE_AFTER else ""
+        return f"ETA {about}{_clock(float(np.mean(recent)) * left)}"
 
     def _render(self) -> RenderableType:
-        done = self._reports[-1].iteration + 1 if self._reports else 0
+        wide = self._console.width >= WIDE
+        training = bool(self._reports) and self._phase == "training"
         head = Table.grid(padding=(0, 1), expand=False)
-        head.add_row(
-            Text(self._run_name, style="bold"),
-            ProgressBar(total=self._iterations, completed=done, width=30),
-            Text(f"{done}/{self._iterations}"),
-            Text(_clock(time.monotonic() - self._started), style="dim"),
-            Text(f"ETA {_clock(self._remaining_s())}" if self._reports else self._phase, style="dim"),
-        )
+        cells: list[RenderableType] = [
+            Text(f"{self._done}/{self._iterations}", no_wrap=True),
+            Text(_clock(time.monotonic() - self._started), style="dim", no_wrap=True),
+            Text(self._eta() if training else self._phase, style="dim", no_wrap=True, overflow="ellipsis"),
+        ]
+        if wide:
+            cells.insert(0, ProgressBar(total=self._iterations, completed=self._done, width=30))
+        if self._console.width > WIDE + len(self._run_name):
+            cells.insert(0, Text(self._run_name, style="bold"))
+        head.add_row(*cells)
         if not self._reports:
             return head
-        report = self._reports[-1]
+        return Group(head, self._rows(self._reports[-1], wide))
+
+    def _rows(self, report: IterationReport, wide: bool) -> Table:
+        """Name, value and picture of each figure; a narrow terminal has no room for the pictures."""
+        rows = Table.grid(padding=(0, 2 if wide else 1))
+
+        def add(name: str, value: Text, picture: RenderableType) -> None:
+            value.no_wrap = True
+            rows.add_row(Text(name, no_wrap=True), value, *([picture] if wide else []))
+
         rewards = np.asarray(report.rewards or [np.nan])
-        rows = Table.grid(padding=(0, 2))
-        curve = sparkline([float(np.mean(r.rewards)) if r.rewards else 0.0 for r in self._reports[-40:]])
-        rows.add_row("reward", Text(f"{rewards.mean():.3f} ± {rewards.std():.3f}"), Text(curve, style="blue"))
+        means = [*self._before, *(float(np.mean(r.rewards)) if r.rewards else 0.0 for r in self._reports)]
+        curve = Text(sparkline(means[-40:]), style="blue", no_wrap=True)
+        add("reward", Text(f"{rewards.mean():.3f} ± {rewards.std():.3f}"), curve)
         if self._held_out:
             version, value = self._held_out[-1]
-            first = self._held_out[0][1]
-            since = f"after {version} iterations (start {first:.3f})"
-            rows.add_row("held-out", Text(f"{value:.3f}", style="bold green"), Text(since, style="dim"))
-        recent = self._reports[-5:]
-        rate = sum(len(r.rewards) for r in recent) / sum(r.seconds for r in recent)
+            since = f"after {version} iterations (start {self._held_out[0][1]:.3f})"
+            add(
+                "held-out",
+                Text(f"{value:.3f}", style="bold green"),
+                Text(since, style="dim", no_wrap=True, overflow="ellipsis"),
+            )
         failed = len(report.scores) - len(report.rewards)
-        rows.add_row("samples/s", Text(f"{rate:.1f}"), Text(f"{failed} failed" if failed else "", style="red"))
+        add("samples/s", Text(f"{self._rate():.1f}"), Text(f"{failed} failed" if failed else "", style="red"))
         for name, share in report.busy.items():
-            rows.add_row(name, Text(f"{share:4.0%} busy"), ProgressBar(total=1.0, completed=share, width=20))
-        return Group(head, rows)
+            label = f"{name} {self._roles[name]}" if name in self._roles else name
+            add(label, Text(f"{share:4.0%} busy"), ProgressBar(total=1.0, completed=share, width=20))
+        return rows
 
 
 def sparkline(values: Sequence[float]) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import shlex
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from rich.console import Console
 from rich.text import Text
 
 from digenrl.config import RunConfig
+from digenrl.scheduling.bubbles import Cause
 from flows.history import History
 from flows.pictures import learning_curve, side_by_side
 from flows.statistics import mean_interval, paired_rise
@@ -32,6 +34,7 @@ class Places:
         prefect_flow_run_id: id of the flow run.
         prefect_page: address of the flow run's page.
         example_prompt: something to draw.
+        trace: Chrome trace of this attempt, None if there is none (yet).
     """
 
     checkpoint: str | None
@@ -41,10 +44,19 @@ class Places:
     prefect_flow_run_id: str
     prefect_page: str | None
     example_prompt: str
+    trace: Path | None = None
 
 
 def summarise(
-    name: str, config: RunConfig, history: History, places: Places, *, status: str, seconds: float, observing: float
+    name: str,
+    config: RunConfig,
+    history: History,
+    places: Places,
+    *,
+    status: str,
+    observing: float,
+    searching: float,
+    bubbles: Mapping[Cause, float] | None = None,
 ) -> dict[str, Any]:
     """The content of summary.json. Numbers that do not exist yet are null.
 
@@ -54,8 +66,9 @@ def summarise(
         history: rows and evaluations.
         places: where the results are.
         status: completed or cancelled.
-        seconds: wall time of the flow, this attempt.
         observing: share of the wall time that showing task runs took.
+        searching: share of the iterations' time that trainer_assist=search took to decide.
+        bubbles: cause -> share of the devices' time in the iterations of this attempt; None: not known yet.
     """
     versions = sorted(history.evaluations)
     before = history.evaluations[versions[0]] if versions else {}
@@ -70,13 +83,16 @@ def summarise(
         "eval_rise": _finite_number(rise),
         "eval_rise_ci95": _finite(rise_interval),
         "eval_prompts": len(after or before),
+        "eval_iterations": versions[-1] if versions else None,
         "eval_curve": {str(v): _mean(history.evaluations[v]) for v in versions},
-        "iterations": history.rows[-1].iteration + 1 if history.rows else 0,
+        "iterations": history.iterations,
         "samples": sum(row.samples for row in history.rows),
-        "seconds": round(seconds, 3),
+        "seconds": round(history.seconds, 3),
         "samples_per_second": round(history.samples_per_second, 3),
         "utilisation": {name: round(share, 4) for name, share in history.utilisation.items()},
+        "bubbles": None if bubbles is None else {cause: round(share, 4) for cause, share in bubbles.items()},
         "observing_share": round(observing, 4),
+        "search_share": round(searching, 6),
         "seed": config.seed,
         "checkpoint": places.checkpoint,
         "lora": str(places.lora) if places.lora else None,
@@ -113,10 +129,13 @@ def show_summary(console: Console, summary: dict[str, Any], pictures: dict[str, 
     console.print()
     if summary["eval_after"] is not None:
         low, high = summary["eval_rise_ci95"]
+        # The weights that are saved may be newer than those that were evaluated last.
+        older = summary["eval_iterations"] != summary["iterations"]
         console.print(
             Text.assemble(
                 "held-out reward  ",
                 (f"{summary['eval_before']:.3f} → {summary['eval_after']:.3f}", "bold green"),
+                f" (after {summary['eval_iterations']} iterations)" if older else "",
                 f"   rise {summary['eval_rise']:+.3f}, 95 % interval [{low:+.3f}, {high:+.3f}], "
                 f"{summary['eval_prompts']} prompts",
             )
@@ -127,17 +146,23 @@ def show_summary(console: Console, summary: dict[str, Any], pictures: dict[str, 
         f"({summary['samples_per_second']:.0f} samples/s while training; busy: {busy})",
         highlight=False,
     )
+    if waiting := waits(summary["bubbles"] or {}):
+        console.print(f"devices waited for {waiting}", highlight=False)
     name = summary["run"]
     rows = [("curve", str(pictures["curve"]), "")]
     if "before-after" in pictures:
         rows.append(("samples", str(pictures["before-after"]), "same noise, before | after"))
+    if "timeline" in pictures:
+        rows.append(("timeline", str(pictures["timeline"]), ""))
+    if places.trace:
+        rows.append(("trace", str(places.trace), "open it in https://ui.perfetto.dev"))
     if summary["lora"]:
         prompt = shlex.quote(places.example_prompt)
         rows.append(("LoRA", summary["lora"], f"digenrl sample {name} --prompt {prompt} --seed 1"))
     if summary["checkpoint"]:
         rows.append(("checkpoint", summary["checkpoint"], f"digenrl evaluate {name}"))
     if places.mlflow_page:
-        rows.append(("MLflow", places.mlflow_page, "digenrl serve"))
+        rows.append(("MLflow", places.mlflow_page, "digenrl serve" if not places.prefect_page else ""))
     if places.prefect_page:
         rows.append(("Prefect", places.prefect_page, "digenrl serve"))
     for what, where, command in rows:
@@ -147,6 +172,15 @@ def show_summary(console: Console, summary: dict[str, Any], pictures: dict[str, 
             console.print(Text(f"{'':<12}→ {command}", style="dim"), soft_wrap=True)
     if summary["status"] != "completed":
         console.print(f"stopped early; continue with: digenrl resume {name}", highlight=False)
+
+
+def waits(shares: Mapping[str, float]) -> str:
+    """Causes of bubbles with their share of the devices' time, the largest first; what rounds to nothing is left out.
+
+    The cause `end` is no waiting: nothing was left to do.
+    """
+    ranked = sorted(shares.items(), key=lambda entry: -entry[1])
+    return ", ".join(f"{cause} {share:.0%}" for cause, share in ranked if share >= 0.005 and cause != "end")
 
 
 def _mean(values: dict[int, float]) -> float | None:

@@ -1,6 +1,7 @@
 """One attempt at a training run: its directory, its listeners, and what it leaves behind.
 
 session = Session(directory, resume=False, flow_run_id=...)
+await session.settle(client)
 await session.open_tracker()
 engine = session.engine(client)
 result = await session.close(status)
@@ -10,11 +11,11 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import logging
 import multiprocessing
 import os
-import time
 import uuid
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -23,27 +24,32 @@ from typing import Any, Literal
 from distributed import Client
 from safetensors.torch import save as save_tensors
 
-from digenrl import runspec
+from digenrl import choices, runspec
 from digenrl.config import RunConfig
 from digenrl.identity import MicroBatchId
+from digenrl.profile import Profile
 from digenrl.prompts import load_prompts
 from digenrl.rewards.base import PromptRecord
-from digenrl.scheduling.policies import Colocated, Digenrl, Disaggregated, Layout
-from digenrl.scheduling.scheduler import Scheduler
+from digenrl.scheduling.bubbles import Cause
 from flows.checkpointing import Checkpointer, restore
 from flows.history import History
 from flows.logbook import Logbook
+from flows.measured import Clocked, CostBook, known_costs
 from flows.report import Places, draw, summarise
+from flows.timeline import Timeline, Written
 from flows.tracking import Tracking
 from flows.weights import write_lora
 from storage.checkpoints import CheckpointInfo
 from storage.runs import RunDirectory
-from storage.tracker import Tracker
+from storage.tracker import DESCRIPTION_TAG, RunMissing, Tracker
 from tasks.observers import Observers
 from workers import forkserver
 from workers.engine import Engine
 from workers.listener import Listener, Listeners, TrainerState
+from workers.profile import measure
 from workers.receipts import RunSetup
+
+logger = logging.getLogger(__name__)
 
 #: What MLflow calls the end of a run.
 MLFLOW_STATUS: dict[str, Literal["FINISHED", "FAILED", "KILLED"]] = {
@@ -96,7 +102,7 @@ class Session:
         prefect_page: str | None,
         watchers: Sequence[Listener] = (),
     ) -> None:
-        self._began = time.monotonic()
+        self._epoch = uuid.uuid4().hex
         self.directory = directory
         self.config = directory.read_config()
         restored = restore(directory.checkpoints) if resume else None
@@ -104,6 +110,7 @@ class Session:
         self.start_iteration, self.start, saved = restored if restored is not None else (0, None, None)
         self.history = History.from_state(saved.state["history"]) if saved is not None else History()
         before = (directory.read_summary() or {}) if resume else {}
+        self.history.earlier_s = max(self.history.earlier_s, before.get("seconds", 0.0))
         self._mlflow_run_id = before.get("mlflow_run_id")
         self.previous_flow_run_id = before.get("prefect_flow_run_id")
         self.flow_run_id = flow_run_id
@@ -111,33 +118,97 @@ class Session:
         self._watchers = watchers
         self._prompts = load_prompts(self.config.data.prompts)
         self._held_out = load_prompts(self.config.data.held_out) if self.config.data.held_out else ()
-        self.shape = runspec.shape(self.config, len(self._held_out), self.start_iteration)
         self._tracker: Tracker | None = None
+        self._begins_record = False
         self._engine: Engine | None = None
-        self._observers = Observers(self.config.schedule.observe, self.shape)
-        self._checkpointer = Checkpointer(directory.checkpoints, self.config, self.history)
+        self._timeline: Timeline | None = None
+        self._profiles: Sequence[Profile] = ()
+        self._costs: CostBook | None = None
+        self._clocked: Clocked | None = None
+        self._configure(self.config)
         self._checkpointer.last = saved.info if saved is not None else None
         if saved is not None:
-            self._mlflow_run_id = saved.state.get("mlflow_run_id") or self._mlflow_run_id
+            # The summary is the newer: it was written as soon as the MLflow run was open.
+            self._mlflow_run_id = self._mlflow_run_id or saved.state.get("mlflow_run_id")
+
+    def _configure(self, config: RunConfig) -> None:
+        """Take a configuration for that of the run, and make what depends on it."""
+        self.config = config
+        self.shape = runspec.shape(config, len(self._held_out), self.start_iteration)
+        self._observers = Observers(config.schedule.observe, self.shape)
+        self._checkpointer = Checkpointer(self.directory.checkpoints, config, self.history)
+
+    async def settle(self, client: Client) -> None:
+        """Settle what the configuration leaves open, once in the life of a run, and write it down.
+
+        What has to be measured for it is measured on the workers that are there. Call it before `open_tracker`.
+        """
+        if self.start is not None:
+            return  # the checkpoint was made by units cut as the configuration says
+        if choices.needs_profile(self.config):
+            setup = RunSetup(self._epoch, self.config, len(self._held_out))
+            prompts = self._prompts_of(self.shape.micro_batches(0)[0])
+            everything = choices.may_stream(self.config) or self.config.schedule.assist == "search"
+            self._profiles = await measure(client, setup, prompts, everything=everything)
+        settled, reasons = await asyncio.to_thread(choices.settle, self.config, len(self._held_out), self._profiles)
+        for reason in reasons:
+            logger.info("%s", reason)
+        if settled != self.config:
+            self.directory.write_config(settled)
+            self._configure(settled)
 
     async def open_tracker(self) -> None:
-        """Create the MLflow run, or open that of the attempt before this one. Call it before `engine`.
+        """Create the MLflow run, or open that of the attempt before this one if it is still there.
+
+        Call it before `engine`.
 
         Raises:
             TrackerError: MLflow cannot be reached, or refuses.
         """
-        self._tracker = await asyncio.to_thread(_open_tracker, self.config, self.directory.name, self._mlflow_run_id)
+        note = self._description()
+        before = self._mlflow_run_id
+        self._tracker = await asyncio.to_thread(_open_tracker, self.config, self.directory.name, before, note)
         if self._tracker is not None:
+            self._begins_record = self._tracker.run_id != before
             self._mlflow_run_id = self._checkpointer.extra["mlflow_run_id"] = self._tracker.run_id
-        # Whoever resumes the run after this process was killed finds the MLflow run here.
+        self.write_summary()
+
+    def write_summary(self) -> None:
+        """Write down that the run goes on, under which ids: for whoever finds it after this process was killed."""
         self.directory.write_summary(self._summary("running", self._places(self._checkpointer.last, None)))
+
+    @property
+    def is_training(self) -> bool:
+        """Whether there are weights to save, or soon will be."""
+        return self._engine is not None
+
+    @property
+    def mlflow_page(self) -> str | None:
+        """Address of the run's charts; None before `open_tracker`, or if nothing shows them."""
+        return self._tracker.page if self._tracker is not None else None
+
+    def _description(self) -> str:
+        """Markdown for the run's page in MLflow."""
+        name = self.directory.name
+        lines = [f"`digenrl resume {name}` continues this run, `digenrl serve` opens these pages again."]
+        if self._prefect_page is not None:
+            lines.insert(0, f"[Its flow run in Prefect]({self._prefect_page})")
+        return "\n\n".join(lines)
 
     def engine(self, client: Client) -> Engine:
         """The engine of this attempt on a cluster."""
         tracking = Tracking(self._tracker, self.directory, self._held_out)
-        tracking.catch_up(self.history)
+        tracking.catch_up(self.history, whole=self._begins_record)
+        self._timeline = Timeline(self.config, self.shape, tracking.bubbles_found)
+        known = known_costs(self.directory.profile_path, self.shape)
+        costs = known or choices.model_of(self.shape, self._profiles)
+        self._costs = CostBook(self.directory.profile_path, costs, self.config.checkpoint.every)
+        self._clocked = Clocked(runspec.scheduler_of(self.config, self.shape, costs), tracking.search_found)
         listener = Listeners(
             self.history,
+            self._timeline,
+            self._costs,
+            self._clocked,
             self._observers,
             self._checkpointer,
             tracking,
@@ -146,17 +217,8 @@ class Session:
         )
         self._engine = Engine(
             client=client,
-            setup=RunSetup(uuid.uuid4().hex, self.config, len(self._held_out), self.start_iteration),
-            scheduler=Scheduler(
-                self.shape,
-                layout_of(self.config),
-                runspec.advantage_rule(self.config),
-                max_failed_share=self.config.gates.max_failed_share,
-                max_bad_updates=self.config.gates.max_bad_updates,
-                std_scope=self.config.algorithm.std_scope,
-                streaming=self.config.schedule.streams,
-                max_open_groups=self.config.schedule.max_open_groups,
-            ),
+            setup=RunSetup(self._epoch, self.config, len(self._held_out), self.start_iteration),
+            scheduler=self._timeline.hearing(self._clocked),
             start=self.start,
             prompts_of=functools.lru_cache(maxsize=256)(self._prompts_of),
             listener=listener,
@@ -172,40 +234,54 @@ class Session:
         Args:
             status: completed, cancelled or failed.
         """
-        checkpoint, lora, pictures, _ = await asyncio.gather(
+        checkpoint, lora, (pictures, timeline), _ = await asyncio.gather(
             self._checkpointer.finish(),
             asyncio.to_thread(self._save_lora),
-            asyncio.to_thread(draw, self.directory, self.history),
+            self._draw(),
             self._observers.close(),
         )
-        places = self._places(checkpoint, lora)
-        summary = self._summary(status, places)
+        if self._costs is not None:
+            await asyncio.to_thread(self._costs.write)
+        places = self._places(checkpoint, lora, timeline.trace)
+        summary = self._summary(status, places, timeline.shares)
         self.directory.write_summary(summary)
         if self._tracker is not None:
-            await asyncio.to_thread(self._finish_tracking, self._tracker, status, lora, pictures)
+            files = [*pictures.values(), lora, timeline.trace, self.directory.summary_path, self.directory.config_path]
+            await asyncio.to_thread(self._finish_tracking, self._tracker, status, files)
         flow_runs = (self.flow_run_id, *map(str, self._observers.flow_runs))
         return Result(summary, places, pictures, self._observers.emitted, flow_runs)
 
-    def _places(self, checkpoint: CheckpointInfo | None, lora: Path | None) -> Places:
+    async def _draw(self) -> tuple[dict[str, Path], Written]:
+        """Pictures by name, and the timeline; one after the other, as matplotlib is not made for threads."""
+        pictures = await asyncio.to_thread(draw, self.directory, self.history)
+        if self._timeline is None:
+            return pictures, Written()
+        picture = self.directory.path / "timeline.png"
+        written = await self._timeline.finish(self.directory.timeline_path, picture, self.directory.name)
+        return pictures | ({"timeline": written.picture} if written.picture is not None else {}), written
+
+    def _places(self, checkpoint: CheckpointInfo | None, lora: Path | None, trace: Path | None = None) -> Places:
         return Places(
             checkpoint=checkpoint.url if checkpoint is not None else None,
             lora=lora,
             mlflow_run_id=self._mlflow_run_id,
-            mlflow_page=self._tracker.page if self._tracker is not None else None,
+            mlflow_page=self.mlflow_page,
             prefect_flow_run_id=self.flow_run_id,
             prefect_page=self._prefect_page,
             example_prompt=(*self._held_out, *self._prompts)[0].text,
+            trace=trace,
         )
 
-    def _summary(self, status: str, places: Places) -> dict[str, Any]:
+    def _summary(self, status: str, places: Places, bubbles: Mapping[Cause, float] | None = None) -> dict[str, Any]:
         return summarise(
             self.directory.name,
             self.config,
             self.history,
             places,
             status=status,
-            seconds=time.monotonic() - self._began,
             observing=self._observers.share,
+            searching=self._clocked.search_share if self._clocked is not None else 0.0,
+            bubbles=bubbles,
         )
 
     def _save_lora(self) -> Path | None:
@@ -220,35 +296,33 @@ class Session:
             pool.submit(write_lora, self.config.model.family, adapter, self.config.lora, lora).result()
         return lora
 
-    def _finish_tracking(self, tracker: Tracker, status: str, lora: Path | None, pictures: dict[str, Path]) -> None:
-        for path in pictures.values():
-            tracker.log_artifact(path)
-        if lora is not None:
-            tracker.log_artifact(lora)
-        tracker.log_artifact(self.directory.summary_path)
-        tracker.log_artifact(self.directory.config_path)
+    def _finish_tracking(self, tracker: Tracker, status: str, files: Sequence[Path | None]) -> None:
+        for path in files:
+            if path is not None:
+                tracker.log_artifact(path)
         # Whoever asked for the end is waiting for it.
         timeout_s = CANCELLED_DELIVERY_S if status == "cancelled" else DELIVERY_S
         tracker.finish(MLFLOW_STATUS[status], timeout_s)
 
 
-def layout_of(config: RunConfig) -> Layout:
-    """The configured layout."""
-    if config.schedule.layout == "colocated":
-        return Colocated()
-    return (Disaggregated if config.schedule.assist == "off" else Digenrl)(config.cluster.trainers)
-
-
-def _open_tracker(config: RunConfig, name: str, mlflow_run_id: str | None) -> Tracker | None:
+def _open_tracker(config: RunConfig, name: str, mlflow_run_id: str | None, description: str) -> Tracker | None:
     if config.tracking.uri == "none":
         return None
     uri = os.environ["MLFLOW_TRACKING_URI"] if config.tracking.uri == "managed" else config.tracking.uri
     tracker = Tracker(uri, config.tracking.experiment)
     params = _flat(config.model_dump(mode="json"))
+    tags = {"digenrl.run": name, DESCRIPTION_TAG: description}
     if mlflow_run_id is not None:
-        tracker.resume(mlflow_run_id, params)
-    else:
-        tracker.start(name, params, {"digenrl.run": name})
+        try:
+            tracker.resume(mlflow_run_id, params, tags)
+            return tracker
+        except RunMissing:
+            logger.warning(
+                "MLflow at %s does not have the run %s of the attempt before: a new one takes the metrics so far, and "
+                "has no pictures of them",
+                *(uri, mlflow_run_id),
+            )
+    tracker.start(name, params, tags)
     return tracker
 
 

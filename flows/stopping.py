@@ -1,6 +1,7 @@
-"""How a run is asked to end early: SIGINT, SIGTERM, or a cancellation in Prefect.
+"""How a run is asked to end early: SIGINT, SIGTERM, SIGHUP (its terminal was closed), or a cancellation in Prefect.
 
 async with stopping(flow_run_id) as stop:
+    client = await stop.unless(opening)     # None if the end was asked for meanwhile
     stop.then(engine.stop)
 """
 
@@ -9,14 +10,25 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import signal
 import threading
-from collections.abc import AsyncIterator, Callable, Iterator
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from types import FrameType
+from typing import TypeVar
 from uuid import UUID
 
 from prefect import get_client
 
+from flows.signals import SIGNALS, let_go_of_terminal, survives
+
 logger = logging.getLogger(__name__)
+
+#: `timeout` sends its signal twice, to the process and to its group: what comes so soon is no second request.
+SAME_S = 1.0
+
+T = TypeVar("T")
 
 #: How often Prefect is asked whether the flow run was cancelled.
 POLL_S = 2.0
@@ -42,6 +54,16 @@ class Stop:
         for action in self._actions:
             action()
 
+    async def unless(self, work: Awaitable[T]) -> T | None:
+        """The result of `work`; None if it was cancelled because the end was asked for before it was there."""
+        task = asyncio.ensure_future(work)
+        self.then(task.cancel)
+        try:
+            await asyncio.wait([task])
+        finally:
+            task.cancel()
+        return None if task.cancelled() else task.result()
+
     def then(self, action: Callable[[], None]) -> None:
         """Call `action` when the end is asked for; at once if it has been already."""
         self._actions.append(action)
@@ -51,7 +73,7 @@ class Stop:
 
 @contextlib.asynccontextmanager
 async def stopping(flow_run_id: UUID) -> AsyncIterator[Stop]:
-    """Within it, the first signal and a cancellation in Prefect request the stop; a second signal acts as usual.
+    """Within it, the first signal and a cancellation in Prefect request the stop; a later signal acts as usual.
 
     Enter it inside the flow: Prefect handles SIGTERM itself until then.
     """
@@ -66,28 +88,39 @@ async def stopping(flow_run_id: UUID) -> AsyncIterator[Stop]:
 
 @contextlib.contextmanager
 def signals(stop: Stop) -> Iterator[None]:
-    """Within it, the first SIGINT or SIGTERM requests the stop and puts the handlers back."""
+    """Within it, the first of `SIGNALS` requests the stop; from `SAME_S` later on a signal does what it did before."""
     if threading.current_thread() is not threading.main_thread():
         yield  # only the main thread may handle signals
         return
     loop = asyncio.get_running_loop()
-    before = {number: signal.getsignal(number) for number in (signal.SIGINT, signal.SIGTERM)}
-
-    def restore() -> None:
-        for number, handler in before.items():
-            loop.remove_signal_handler(number)
-            signal.signal(number, handler)
+    before = {number: signal.getsignal(number) for number in SIGNALS if not survives(number)}
+    asked = math.inf
 
     def received(number: signal.Signals) -> None:
-        restore()
+        nonlocal asked
+        if asked < math.inf:
+            return
+        asked = time.monotonic()
+        for other in before:
+            signal.signal(other, again)
+        if number is signal.SIGHUP:
+            signal.signal(number, signal.SIG_IGN)  # kernel and shell both send it, at any distance
+            let_go_of_terminal()
         stop.request(number.name)
+
+    def again(number: int, _frame: FrameType | None) -> None:
+        if time.monotonic() - asked > SAME_S:
+            signal.signal(number, before[signal.Signals(number)])
+            signal.raise_signal(number)
 
     for number in before:
         loop.add_signal_handler(number, received, number)
     try:
         yield
     finally:
-        restore()
+        for number, handler in before.items():
+            loop.remove_signal_handler(number)
+            signal.signal(number, handler)
 
 
 async def _poll(flow_run_id: UUID, stop: Stop) -> None:

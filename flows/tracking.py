@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
 from digenrl.rewards.base import PromptRecord, Scored
+from digenrl.scheduling.bubbles import Cause
 from flows.history import History, IterationRow
 from flows.pictures import montage
 from flows.statistics import mean_interval
@@ -32,25 +33,38 @@ class Tracking(Listener):
         self._directory = directory
         self._held_out = held_out
 
-    def catch_up(self, history: History) -> None:
+    def catch_up(self, history: History, *, whole: bool = False) -> None:
         """Log the end of the history again: a killed attempt may have saved more than it delivered.
 
         What MLflow has already is left out.
 
         Args:
             history: as the checkpoint has it.
+            whole: log all of it, into an MLflow run that has none of it.
         """
         if self._tracker is None:
             return
-        for row in history.rows[-UNDELIVERED:]:
+        for row in history.rows if whole else history.rows[-UNDELIVERED:]:
             self._tracker.log_iteration(row.iteration, row_metrics(row))
-        for version, values in sorted(history.evaluations.items())[-1:]:
+        evaluations = sorted(history.evaluations.items())
+        for version, values in evaluations if whole else evaluations[-1:]:
             self._tracker.log_iteration(version, evaluation_metrics(list(values.values())))
 
     def iteration_closed(self, report: IterationReport) -> None:
         """See Listener."""
         if self._tracker is not None:
             self._tracker.log_iteration(report.iteration, iteration_metrics(report))
+
+    def bubbles_found(self, iteration: int, shares: Mapping[Cause, float]) -> None:
+        """It is known why devices stood still in an iteration: cause -> share of their time."""
+        if self._tracker is not None:
+            metrics = {f"bubble/{cause.replace(' ', '_')}": share for cause, share in shares.items()}
+            self._tracker.log_iteration(iteration, metrics)
+
+    def search_found(self, iteration: int, share: float) -> None:
+        """It is known which share of an iteration's time trainer_assist=search took to decide."""
+        if self._tracker is not None:
+            self._tracker.log_iteration(iteration, {"schedule/search_share": share})
 
     def evaluated(self, evaluation: Evaluation) -> None:
         """See Listener."""
@@ -79,6 +93,7 @@ def iteration_metrics(report: IterationReport) -> dict[str, float]:
         "update/pairs_trained": float(report.trained),
         "update/pairs_excluded": float(sum(report.excluded.values())),
     }
+    metrics |= {f"staleness/{versions}": float(pairs) for versions, pairs in report.staleness.items()}
     if len(rewards):
         for q in (5, 25, 50, 75, 95):
             metrics[f"reward/p{q:02d}"] = float(np.percentile(rewards, q))

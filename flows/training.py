@@ -7,6 +7,7 @@ It ends as Completed, as Cancelled (from the UI, SIGINT or SIGTERM: with a check
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
 from collections.abc import Callable
 from contextvars import ContextVar
@@ -17,12 +18,15 @@ from prefect import flow, get_client
 from prefect.exceptions import ObjectNotFound
 from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Crashed, State
+from prefect.utilities.urls import url_for
 
+from flows.flowlog import flow_log
+from flows.history import History
 from flows.session import Result, Session
 from flows.stopping import Stop, stopping
 from storage.home import home
 from storage.runs import RunDirectory
-from workers.cluster import open_cluster
+from workers.cluster import keep_no_more, open_cluster
 from workers.engine import Engine
 from workers.listener import Listener
 
@@ -39,14 +43,20 @@ class Watch:
     Attributes:
         listeners: hear what the engine says.
         phase: hears what goes on before and after the iterations.
+        notice: takes a line that stays: where the pages are, that a stop was heard.
+        resumed: hears the history of the attempts before this one.
         pending: services that the run needs and that do not answer yet.
         result: what the flow left, set at its end.
+        failure: what ended it; Prefect may fail at handing that on.
     """
 
     listeners: tuple[Listener, ...] = ()
     phase: Callable[[str], None] = field(default=lambda text: None)
+    notice: Callable[[str], None] = field(default=lambda text: None)
+    resumed: Callable[[History], None] = field(default=lambda history: None)
     pending: Callable[[], list[str]] = field(default=list)
     result: Result | None = None
+    failure: Exception | None = None
 
 
 WATCH: ContextVar[Watch | None] = ContextVar("digenrl_watch", default=None)
@@ -61,21 +71,31 @@ async def training(run_name: str, resume: bool = False) -> State[None]:
         resume: continue from the newest whole checkpoint; from the start if there is none.
     """
     watch = WATCH.get() or Watch()
+    page = url_for("flow-run", UUID(flow_run.id))  # flow_run.ui_url is an address that the pages only redirect
     session = Session(
         RunDirectory.open(home(), run_name),
         resume=resume,
         flow_run_id=str(flow_run.id),
-        prefect_page=flow_run.ui_url,
+        prefect_page=page,
         watchers=watch.listeners,
     )
+    watch.resumed(session.history)
+    if page is not None:
+        watch.notice(f"Prefect  {page}")
     await _bury(session.previous_flow_run_id)
-    status = "failed"
-    async with stopping(UUID(session.flow_run_id)) as stop:
-        try:
-            status = await _train(session, watch, stop)
-        finally:
-            _say(watch, "finishing")
-            watch.result = await session.close(status)
+    session.write_summary()
+    status, flow_run_id = "failed", UUID(session.flow_run_id)
+    with flow_log(flow_run_id):
+        async with stopping(flow_run_id) as stop:
+            stop.then(lambda: watch.notice(_acknowledgement(session)))
+            try:
+                status = await _train(session, watch, stop)
+            except Exception as error:
+                watch.failure = error
+                raise
+            finally:
+                _say(watch, "finishing")
+                watch.result = await session.close(status)
     iterations = watch.result.summary["iterations"]
     if status == "completed":
         return Completed(message=f"{iterations} iterations")
@@ -85,11 +105,17 @@ async def training(run_name: str, resume: bool = False) -> State[None]:
 async def _train(session: Session, watch: Watch, stop: Stop) -> str:
     """Open everything side by side, run the engine; completed or cancelled."""
     _say(watch, "starting workers")
-    tracking = asyncio.create_task(_open_tracking(session, watch, stop))
+    settled = asyncio.Event()
+    tracking = asyncio.create_task(_open_tracking(session, watch, stop, settled))
     try:
-        async with open_cluster(session.config.cluster) as client:
-            await tracking
-            if stop.requested:
+        async with contextlib.AsyncExitStack() as opened:
+            client = await stop.unless(opened.enter_async_context(open_cluster(session.config.cluster)))
+            if client is not None:
+                stop.then(lambda: keep_no_more(client))
+                await stop.unless(session.settle(client))
+                settled.set()
+                await stop.unless(tracking)
+            if client is None or stop.requested:
                 return "cancelled"
             engine: Engine = session.engine(client)
             stop.then(engine.stop)
@@ -98,12 +124,22 @@ async def _train(session: Session, watch: Watch, stop: Stop) -> str:
         tracking.cancel()
 
 
-async def _open_tracking(session: Session, watch: Watch, stop: Stop) -> None:
-    """Open the MLflow run once its server answers, unless the run is to stop before that."""
+async def _open_tracking(session: Session, watch: Watch, stop: Stop, settled: asyncio.Event) -> None:
+    """Open the MLflow run once its server answers and its parameters are settled, unless the run is to stop before."""
     while watch.pending() and not stop.requested:
         await asyncio.sleep(SERVERS_POLL_S)
+    await settled.wait()
     if not stop.requested:
         await session.open_tracker()
+        if session.mlflow_page is not None:
+            watch.notice(f"MLflow   {session.mlflow_page}")
+
+
+def _acknowledgement(session: Session) -> str:
+    """What happens now that a stop was asked for."""
+    if not session.is_training:
+        return "stopping: nothing was trained yet (Ctrl-C again to end at once)"
+    return "stopping: running units are finished, then a checkpoint is saved (Ctrl-C again to give up on that)"
 
 
 async def _bury(flow_run_id: str | None) -> None:

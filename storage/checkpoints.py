@@ -128,8 +128,12 @@ def save(
     return info
 
 
-def latest(root: str | Path) -> CheckpointInfo | None:
-    """The newest checkpoint of which every file verifies; None if there is none. A damaged one costs one warning.
+def latest(root: str | Path, *, level: int = logging.WARNING) -> CheckpointInfo | None:
+    """The newest checkpoint of which every file verifies; None if there is none.
+
+    Args:
+        root: directory or URL that holds the run's checkpoints.
+        level: at which a damaged one is logged, in one line.
 
     Raises:
         Exception: the storage could not be read. That is never taken for an absent checkpoint.
@@ -140,7 +144,7 @@ def latest(root: str | Path) -> CheckpointInfo | None:
             for name in info.files:
                 _verified(store, info, name)
         except CheckpointDamaged as error:
-            logger.warning("%s; using the checkpoint before it", error)
+            logger.log(level, "%s; using the checkpoint before it", error)
         else:
             return info
     return None

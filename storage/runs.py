@@ -6,7 +6,8 @@
 
     config.yaml     the configuration as resolved
     summary.json    how the run stands; replaced whole
-    timeline.json   what ran where and when
+    timeline.json   what ran where and when, in the last attempt; timeline.png shows the end of it
+    profile.json    seconds of its units by kind of worker, as measured
     log.txt         the run's log
     lock            held by the process that trains the run, which it names
     checkpoints/    see storage.checkpoints
@@ -23,10 +24,13 @@ import fcntl
 import json
 import os
 import re
+import shutil
+import time
+import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 from digenrl.config import RunConfig
 from digenrl.config_errors import ConfigError, did_you_mean
@@ -34,6 +38,8 @@ from digenrl.configure import load_config, show
 from storage.atomic import write_atomically
 
 LONGEST_NAME = 64
+#: How long a lock may be held without meaning anything.
+LOOK_S = 0.3
 _NAME = re.compile(r"[A-Za-z0-9][A-Za-z0-9._-]*")
 _CONFIG = "config.yaml"
 #: Room for `-` and the number behind the name of a preset.
@@ -58,7 +64,8 @@ class RunDirectory:
             name: the run's name instead.
 
         Raises:
-            ConfigError: the name is taken or not a possible name.
+            ConfigError: the name is taken or not a possible name. An attempt that ended before its first iteration does
+                not take it: its directory is replaced.
         """
         if name is not None:
             check_name(name)  # before anything is created
@@ -104,6 +111,11 @@ class RunDirectory:
         return self.path / "timeline.json"
 
     @property
+    def profile_path(self) -> Path:
+        """Seconds of its units, as measured."""
+        return self.path / "profile.json"
+
+    @property
     def log_path(self) -> Path:
         """The run's log."""
         return self.path / "log.txt"
@@ -121,18 +133,28 @@ class RunDirectory:
             ConfigError: another process trains it; names its pid.
         """
         with (self.path / "lock").open("a+") as lock:
-            try:
-                fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
+            if not _locked(lock):
                 lock.seek(0)
                 holder = lock.read().strip() or "unknown"
                 raise ConfigError(
                     f"the run {self.name!r} is being trained by process {holder}; wait for it or stop it first"
-                ) from None
+                )
             lock.truncate(0)
             lock.write(f"{os.getpid()}\n")
             lock.flush()
             yield
+
+    @property
+    def is_held(self) -> bool:
+        """Whether a process trains the run now."""
+        try:
+            with (self.path / "lock").open() as lock:
+                fcntl.flock(lock, fcntl.LOCK_SH | fcntl.LOCK_NB)
+        except FileNotFoundError:
+            return False
+        except BlockingIOError:
+            return True
+        return False
 
     def picture_path(self, label: str, iteration: int) -> Path:
         """Where a picture goes, e.g. `pictures/held-out-000010.png`; its directory exists on return."""
@@ -162,12 +184,28 @@ class RunDirectory:
         write_atomically(self.summary_path, json.dumps(summary, indent=1, allow_nan=False).encode())
 
     def read_summary(self) -> dict[str, Any] | None:
-        """The summary, None before the first was written."""
+        """The summary, None before the first was written.
+
+        Raises:
+            ConfigError: the file is damaged. The run does not depend on it: checkpoints hold what is needed to go on.
+        """
         try:
             summary: dict[str, Any] = json.loads(self.summary_path.read_bytes())
+            problem = None if isinstance(summary.get("iterations"), int) else "it has no number of iterations"
         except FileNotFoundError:
             return None
+        except (ValueError, AttributeError, RecursionError) as error:
+            problem = str(error)
+        if problem is not None:
+            raise ConfigError(f"{self.summary_path} is damaged ({problem}); remove it, the run goes on without it")
         return summary
+
+    def summary_if_whole(self) -> dict[str, Any]:
+        """The summary; empty if there is none, or only a damaged one. For looking at many runs."""
+        try:
+            return self.read_summary() or {}
+        except ConfigError:
+            return {}
 
 
 def run_names(home: Path) -> list[str]:
@@ -208,12 +246,57 @@ def _absolute(path: str | None) -> str | None:
 def _claim_named(home: Path, name: str) -> Path:
     path = home / name
     try:
+        if path.is_dir():
+            _discard_unless_begun(path)
         path.mkdir()
     except FileExistsError:
         raise ConfigError(
             f"the run {name!r} exists in {home}; continue it with `digenrl resume {name}`, or choose another name"
         ) from None
     return path
+
+
+def _locked(lock: IO[str]) -> bool:
+    """Lock a file, unless it stays locked: `is_held` holds it for an instant, to look."""
+    deadline = time.monotonic() + LOOK_S
+    while True:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            if time.monotonic() > deadline:
+                return False
+            time.sleep(0.01)
+        else:
+            return True
+
+
+def _discard_unless_begun(path: Path) -> None:
+    """Remove the directory of an attempt that has ended and computed no iteration.
+
+    Its lock tells that the attempt has begun (the file is there) and ended (it is free); a directory without one may
+    have been claimed this moment. Whoever waited for the lock of a directory that was replaced finds another one there.
+    """
+    run = RunDirectory(path)
+    try:
+        with (path / "lock").open("r+") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if os.fstat(lock.fileno()).st_ino == (path / "lock").stat().st_ino and not _has_begun(run):
+                discarded = path.with_name(f".{path.name}-{uuid.uuid4().hex}")
+                path.rename(discarded)
+                shutil.rmtree(discarded)
+    except (FileNotFoundError, BlockingIOError):
+        return
+
+
+def _has_begun(run: RunDirectory) -> bool:
+    """Whether an iteration is complete, as the summary or a checkpoint has it."""
+    try:
+        summary = run.read_summary() or {}
+    except ConfigError:  # somebody's run all the same
+        return True
+    return bool(summary.get("iterations")) or any(
+        not re.match(r"step-0+(-|$)", entry.name) for entry in run.checkpoints.glob("step-*")
+    )
 
 
 def _claim_next(home: Path, stem: str) -> Path:

@@ -42,9 +42,29 @@ _CLIENT_ENV = {
     "DO_NOT_TRACK": "1",
 }
 
+#: MLflow's name for a request about something that it does not have.
+_ABSENT = "RESOURCE_DOES_NOT_EXIST"
+
+#: Tags by which MLflow knows what an experiment is for, and what its pages say about a run.
+KIND_TAG, TRAINING = "mlflow.experimentKind", "custom_model_development"
+DESCRIPTION_TAG = "mlflow.note.content"
+
+
+def run_path(experiment_id: str, run_id: str) -> str:
+    """Where MLflow's pages show the charts of a run, behind `#`.
+
+    Without the last part they are those for GenAI applications, traces instead of curves, whatever the experiment is;
+    the browser remembers it.
+    """
+    return f"/experiments/{experiment_id}/runs/{run_id}/model-metrics?workflowType=machine_learning"
+
 
 class TrackerError(RuntimeError):
     """MLflow could not be reached, or refused, when a run was to be created or resumed."""
+
+
+class RunMissing(TrackerError):
+    """MLflow answers and does not have the run, or it was deleted there."""
 
 
 class Tracker:
@@ -84,10 +104,10 @@ class Tracker:
 
     @property
     def page(self) -> str | None:
-        """Address of the run in MLflow's pages; None where no server shows any."""
+        """Address of the run's charts in MLflow's pages; None where no server shows any."""
         if not self._uri.startswith(("http://", "https://")):
             return None
-        return f"{self._uri.rstrip('/')}/#/experiments/{self._experiment_id}/runs/{self.run_id}"
+        return f"{self._uri.rstrip('/')}/#{run_path(self._experiment_id, self.run_id)}"
 
     @property
     def degraded_seconds(self) -> float:
@@ -106,8 +126,10 @@ class Tracker:
         self._open(run)
         return run_id
 
-    def resume(self, run_id: str, params: Mapping[str, object]) -> None:
-        """Go on in an existing run, whatever its status. Raises TrackerError.
+    def resume(self, run_id: str, params: Mapping[str, object], tags: Mapping[str, str] | None = None) -> None:
+        """Go on in an existing run, whatever its status; ``tags`` replace those of the same names.
+
+        Raises RunMissing if MLflow does not have it, which leaves `start`; TrackerError otherwise.
 
         A parameter of an MLflow run cannot change. One that differs now is recorded as the tag
         ``param_changed.<name>``, which holds the value in force since the latest resume.
@@ -115,12 +137,16 @@ class Tracker:
 
         def reopen() -> Run:
             run = self._client.get_run(run_id)
+            if run.info.lifecycle_stage == "deleted":
+                raise RunMissing(f"MLflow at {self._uri} has the run {run_id} among its deleted ones")
             now = {name: _param_text(value) for name, value in params.items()}
             self._log_params(run_id, {name: value for name, value in now.items() if name not in run.data.params})
             for name, before in run.data.params.items():
                 tag = f"param_changed.{name}"
                 if name in now and now[name] != run.data.tags.get(tag, before):
                     self._client.set_tag(run_id, tag, now[name])
+            for tag, text in (tags or {}).items():
+                self._client.set_tag(run_id, tag, text)
             self._client.update_run(run_id, status="RUNNING")
             return run
 
@@ -183,8 +209,11 @@ class Tracker:
             try:
                 return call()
             except Exception as error:
+                if isinstance(error, TrackerError):
+                    raise
                 if _is_refusal(error):
-                    raise TrackerError(f"MLflow at {self._uri} refused: {error}") from error
+                    kind = RunMissing if getattr(error, "error_code", "") == _ABSENT else TrackerError
+                    raise kind(f"MLflow at {self._uri} refused: {error}") from error
                 if time.monotonic() + delay_s > deadline:
                     raise TrackerError(
                         f"MLflow at {self._uri} was not reachable for {START_TIMEOUT_S:.0f} s: {error}"
@@ -198,11 +227,14 @@ class Tracker:
         found = self._client.get_experiment_by_name(self._experiment)
         if found is None:
             try:
-                return str(self._client.create_experiment(self._experiment, self._artifact_location))
+                kind = {KIND_TAG: TRAINING}
+                return str(self._client.create_experiment(self._experiment, self._artifact_location, kind))
             except MlflowException:  # another run created it since
                 found = self._client.get_experiment_by_name(self._experiment)
                 if found is None:
                     raise
+        if KIND_TAG not in found.tags:
+            self._client.set_experiment_tag(found.experiment_id, KIND_TAG, TRAINING)
         return str(found.experiment_id)
 
     def _log_params(self, run_id: str, params: Mapping[str, object]) -> None:

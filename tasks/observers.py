@@ -2,16 +2,17 @@
 
 A detailed iteration has a page of its own (a subflow) on which every unit is one task run with its edges. Elsewhere a
 task run stands for a micro-batch or for the whole iteration; an evaluation is one task run. Showing never changes what
-is computed: this is a listener.
+is computed: this is a listener, and what Prefect does not take is counted and missing on its page.
 """
 
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections import Counter
 from collections.abc import Coroutine, Sequence
-from typing import Any
+from typing import Any, TypeVar
 from uuid import UUID
 
 from prefect import State, tags
@@ -25,9 +26,15 @@ from tasks.metered import Metered
 from tasks.pages import Page
 from workers.listener import Dispatched, Evaluation, IterationReport, Listener
 
+logger = logging.getLogger(__name__)
+
 #: Share of the run's time that `detail: auto` lets observing cost outside detailed iterations.
 BUDGET = 0.02
 
+#: How long the end of a run may wait for Prefect here.
+CLOSE_S = 6.0
+
+T = TypeVar("T")
 Outcome = asyncio.Future[object]
 
 
@@ -47,6 +54,7 @@ class Observers(Listener):
         self._iteration_s = 0.0
         self._cost_s = 0.0
         self._started = time.monotonic()
+        self._lost = 0
         self.emitted = 0
 
     # --- what the engine says ---
@@ -58,7 +66,7 @@ class Observers(Listener):
         before = self._lanes.get(lane)
         self._lanes[lane] = event.outcome
         if not isinstance(unit, UpdateUnit) and unit.micro_batch.phase == "eval":
-            self._open_group("evaluate", f"evaluate v{unit.micro_batch.iteration}", self._version_label(event))
+            self._open_group("evaluate", f"evaluate v{unit.micro_batch.iteration}")
             return
         iteration = self._iteration_of(unit)
         detail = self._detail(iteration)
@@ -70,7 +78,7 @@ class Observers(Listener):
         elif isinstance(unit, RolloutUnit):
             kind = "micro-batch" if detail == "microbatch" else "iteration"
             label = unit.micro_batch.label if detail == "microbatch" else f"iteration {iteration}"
-            self._open_group(kind, label, self._version_label(event))
+            self._open_group(kind, label)
         if detail == "microbatch" and isinstance(unit, TrainUnit):
             event.outcome.add_done_callback(lambda done: self._trained(unit, done))
 
@@ -90,15 +98,21 @@ class Observers(Listener):
             self._spawn(self._close_page(page))
 
     async def close(self) -> None:
-        """Cancel every open task run, end every page and wait until Prefect was told."""
+        """Cancel every open task run, end every page and wait until Prefect was told, at most for `CLOSE_S`."""
         for outcome, _ in self._open.values():
             outcome.cancel()
         self._open.clear()
         for page in self._pages.values():
             self._spawn(self._close_page(page))
         self._pages.clear()
-        while self._running:
-            await asyncio.gather(*self._running, return_exceptions=True)
+        deadline = time.monotonic() + CLOSE_S
+        while self._running and (left_s := deadline - time.monotonic()) > 0:
+            await asyncio.wait(self._running, timeout=left_s)
+        for task in self._running:
+            self._lost += 1
+            task.cancel()
+        if self._lost:
+            logger.warning("Prefect did not take %d task runs of this run; they are missing on its page", self._lost)
 
     @property
     def flow_runs(self) -> list[UUID]:
@@ -161,7 +175,11 @@ class Observers(Listener):
         return self._pages[iteration]
 
     async def _close_page(self, page: Page) -> None:
-        await page.close()
+        try:
+            await page.close()
+        except Exception:
+            self.emitted -= 1
+            raise
         if page.flow_run_id is not None:
             self._subflows.append(page.flow_run_id)
 
@@ -170,7 +188,7 @@ class Observers(Listener):
         kind: str,
         label: str,
         outcome: Outcome,
-        labels: Sequence[str],
+        labels: Sequence[str] = (),
         page: Page | None = None,
         upstream: Sequence[Unit] = (),
         before: Outcome | None = None,
@@ -192,20 +210,24 @@ class Observers(Listener):
         with tags(*labels):
             run = Metered(OBSERVERS[kind](label, outcome, return_state=True, wait_for=wait_for))
             self.emitted += 1
-            state: State[None] = await run
+            try:
+                state: State[None] = await run
+            except Exception:
+                self.emitted -= 1
+                raise
         self._cost_s += run.seconds
         return state
 
     def _version_label(self, event: Dispatched) -> str:
         return f"version {event.run.theta // self._shape.updates}"
 
-    def _open_group(self, kind: str, label: str, version: str) -> None:
-        """One task run that stands for many units."""
+    def _open_group(self, kind: str, label: str) -> None:
+        """One task run that stands for many units. It has no tags: Prefect asks its server about limits of each."""
         if label in self._open:
             return
         outcome: asyncio.Future[None] = asyncio.get_running_loop().create_future()
         self._open[label] = (outcome, Counter())
-        self._spawn(self._observe(kind, label, outcome, [version]))
+        self._spawn(self._observe(kind, label, outcome))
 
     def _trained(self, unit: TrainUnit, done: Outcome) -> None:
         label = unit.micro_batch.label
@@ -221,8 +243,18 @@ class Observers(Listener):
         if opened is not None and not opened[0].done():
             opened[0].set_result(None)
 
-    def _spawn(self, work: Coroutine[Any, Any, Any]) -> asyncio.Task[Any]:
-        task = asyncio.create_task(work)
+    def _spawn(self, work: Coroutine[Any, Any, T]) -> asyncio.Task[T | None]:
+        task = asyncio.create_task(self._unless_lost(work))
         self._running.add(task)
         task.add_done_callback(self._running.discard)
         return task
+
+    async def _unless_lost(self, work: Coroutine[Any, Any, T]) -> T | None:
+        """What Prefect makes of `work`; None if it fails at that, which is no reason to end a run."""
+        try:
+            return await work
+        except Exception as error:
+            self._lost += 1
+            if self._lost == 1:
+                logger.info("Prefect does not take a task run (said once): %s: %s", type(error).__name__, error)
+            return None

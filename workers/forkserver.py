@@ -8,6 +8,7 @@ workers are spawned and import everything themselves.
 
 from __future__ import annotations
 
+import contextlib
 import multiprocessing.forkserver
 import os
 import signal
@@ -41,19 +42,32 @@ def start(environment: Mapping[str, str]) -> None:
     if METHOD != "forkserver":
         return
     main_thread = threading.current_thread() is threading.main_thread()
+    # What is killed with a thread must be started by one that lives as long as the process.
     multiprocessing.set_forkserver_preload([*(["workers.leash"] if main_thread else []), "workers.preload"])
     before = {name: os.environ.get(name) for name in environment}
     os.environ.update(environment)
-    # Inherited: until workers.preload has been imported, a Ctrl-C would end the server with a traceback. Blocking the
-    # signal would not do: multiprocessing unblocks it on the way.
-    handler = signal.signal(signal.SIGINT, signal.SIG_IGN) if main_thread else None
+    # Inherited: until workers.leash has been imported, a Ctrl-C would end the server with a traceback. Blocking the
+    # signal would not do: multiprocessing unblocks it on the way. And Python's resource tracker, which is started along
+    # with the server, stays in our group and is needed until our end, also after the terminal is closed.
+    quiet = (signal.SIGINT, signal.SIGHUP)
+    handlers = {number: signal.signal(number, signal.SIG_IGN) for number in quiet} if main_thread else {}
     try:
         multiprocessing.forkserver.ensure_running()
     finally:
-        if main_thread:
-            signal.signal(signal.SIGINT, handler)
+        for number, handler in handlers.items():
+            signal.signal(number, handler)
         for name, value in before.items():
             if value is None:
                 del os.environ[name]
             else:
                 os.environ[name] = value
+
+
+def kill() -> None:
+    """Kill the server and every process that was forked from it; harmless if there is none."""
+    pid = multiprocessing.forkserver._forkserver._forkserver_pid  # type: ignore[attr-defined]
+    if pid is None:
+        return
+    for end in (os.kill, os.killpg):  # until workers.leash has been imported, it leads no group
+        with contextlib.suppress(ProcessLookupError):
+            end(pid, signal.SIGKILL)

@@ -16,7 +16,8 @@ if TYPE_CHECKING:
 
 WORKER_LOG = "DIGENRL_WORKER_LOG"
 
-# A Ctrl-C reaches the whole process group. Workers live until the driver, which writes a checkpoint first, ends them.
+# A Ctrl-C reaches a whole process group, on macOS that of the workers too. They live until the driver, which writes a
+# checkpoint first, ends them.
 signal.signal(signal.SIGINT, signal.SIG_IGN)
 
 for module in ("peft", "digenrl.models.sd3", "workers.calls", "workers.presence"):

@@ -1,17 +1,21 @@
 """Where a checkpoint lives: a directory, a hub id, or `package:NAME` for one that ships with DigenRL.
 
 locate(path)       what to hand to `from_pretrained`
+unloadable(...)    the error of a checkpoint that `from_pretrained` did not take
 CheckpointError    a checkpoint that cannot be found or used, in a sentence
 """
 
 from __future__ import annotations
 
+import re
 from importlib.resources import files
 from pathlib import Path
 
 from digenrl.config_errors import ConfigError, did_you_mean, nearest
 
 PACKAGE_PREFIX = "package:"
+#: Characters of a library's sentence that are passed on.
+LONGEST = 200
 
 
 class CheckpointError(ConfigError):
@@ -39,6 +43,25 @@ def locate(path: str) -> str:
         f"model.path={path!r} is not a directory; expected a diffusers pipeline saved by save_pretrained, "
         f"a hub id OWNER/NAME, or package:NAME" + (f"; did you mean {local.parent / near}?" if near else "")
     )
+
+
+def unloadable(path: str, pipeline: str, error: Exception) -> CheckpointError:
+    """One sentence for what a library says at length when it cannot load a checkpoint.
+
+    Args:
+        path: `model.path`.
+        pipeline: the diffusers class that was expected.
+        error: as raised; its text goes no further than its first sentence.
+    """
+    if _is_hub_id(path) and not Path(path).expanduser().is_dir():
+        return CheckpointError(
+            f"model.path={path!r} could not be loaded from the hub or its local cache; expected a {pipeline}: check "
+            "its name and the network, log in with `hf auth login` if it is private or gated, or give the path of a "
+            "directory"
+        )
+    reason = next(iter(str(error).strip().splitlines()), type(error).__name__)
+    first = re.split(r"(?<=[a-z0-9'\")])\. (?=[A-Z])", reason)[0]
+    return CheckpointError(f"model.path={path!r} could not be loaded; expected a {pipeline} there: {first[:LONGEST]}")
 
 
 def _packaged(name: str) -> Path:

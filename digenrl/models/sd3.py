@@ -19,11 +19,12 @@ from typing import Any
 import diffusers.utils.logging as diffusers_logging
 import torch
 import transformers.utils.logging as transformers_logging
+from diffusers.loaders.lora_base import LORA_WEIGHT_NAME_SAFE
 from torch import nn
 
 from digenrl.config import LoraConfig, ModelConfig
 from digenrl.models.base import Decoded, Embeddings, Geometry
-from digenrl.models.checkpoint import CheckpointError, locate
+from digenrl.models.checkpoint import CheckpointError, locate, unloadable
 from digenrl.models.sigmas import sigma_table
 
 
@@ -73,11 +74,7 @@ def load(config: ModelConfig, device: torch.device) -> SD3Model:
                 path, dtype={"vae": torch.float32, "default": dtype}, **_without_t5(path)
             )
     except (OSError, ValueError, TypeError, AttributeError) as error:
-        where = "on the hub or in its local cache" if path == config.path and not Path(path).is_dir() else "there"
-        raise CheckpointError(
-            f"model.path={config.path!r} could not be loaded as a StableDiffusion3Pipeline; expected one {where}: "
-            f"{str(error).strip().splitlines()[0]}"
-        ) from error
+        raise unloadable(config.path, "StableDiffusion3Pipeline", error) from error
     model = SD3Model(pipeline.to(device), max_sequence_length=config.max_sequence_length)
     model.latent_shape(Geometry(config.height, config.width))
     if config.gradient_checkpointing:
@@ -217,6 +214,8 @@ class SD3Model:
 def save_lora(adapter: Mapping[str, torch.Tensor], lora: LoraConfig, directory: Path) -> None:
     """Write `pytorch_lora_weights.safetensors`, which StableDiffusion3Pipeline.load_lora_weights takes as it is.
 
+    Equal adapters give equal files.
+
     Args:
         adapter: A and B matrices by parameter name, as `digenrl.policy.Policy` names them.
         lora: rank and alpha. Alpha travels as metadata: without it diffusers would assume alpha = rank.
@@ -231,6 +230,24 @@ def save_lora(adapter: Mapping[str, torch.Tensor], lora: LoraConfig, directory: 
     StableDiffusion3Pipeline.save_lora_weights(
         str(directory), transformer_lora_layers=layers, transformer_lora_adapter_metadata=metadata
     )
+    _sort_metadata(directory / LORA_WEIGHT_NAME_SAFE)
+
+
+def _sort_metadata(path: Path) -> None:
+    """Bring the metadata of a safetensors file, which are written in the order of a hash table, into that of names.
+
+    The file begins with the length of its header, in 8 bytes, and the header in JSON, padded with spaces
+    (https://huggingface.co/docs/safetensors/index#format); the tensors' order and places do not change.
+    """
+    with path.open("r+b") as file:
+        length = int.from_bytes(file.read(8), "little")
+        header = json.loads(file.read(length))
+        header = {"__metadata__": dict(sorted(header.pop("__metadata__").items())), **header}
+        data = json.dumps(header, ensure_ascii=False, separators=(",", ":")).encode().ljust(length)
+        if len(data) != length:
+            raise ValueError(f"{path}: its header of {length} bytes would need {len(data)}")
+        file.seek(8)
+        file.write(data)
 
 
 def _join(embeddings: Embeddings, prefixes: Sequence[str], name: str) -> torch.Tensor:

@@ -1,12 +1,15 @@
 """`digenrl sample`: draw pictures with a run's weights.
 
 What is drawn depends on the weights, the seed and a prompt's text and position only, and the file's name on the same.
+Noise is drawn as diffusers does from `torch.Generator().manual_seed(seed)`, one prompt after the other: the pipeline
+with the run's LoRA and the same seed draws the same picture.
 """
 
 from __future__ import annotations
 
 import hashlib
 import io
+import math
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -14,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from digenrl.config_errors import ConfigError
+from digenrl.config_errors import ConfigError, encoding_problem
 from digenrl.identity import EVAL_ITERATION, SampleId
 from flows.errors import ExpectedError
 from storage.atomic import write_atomically
@@ -27,6 +30,8 @@ if TYPE_CHECKING:
 
 #: Characters of a prompt that go into a file's name.
 LONGEST_SLUG = 40
+#: The largest picture that is drawn: 200 MB of pixels, before they are compressed.
+MOST_PIXELS = 2**26
 #: A picture whose shorter side has fewer pixels than this is hard to see as it is.
 SMALL_PIXELS = 64
 
@@ -52,11 +57,15 @@ def run(
     config = directory.read_config()
     if not prompts:
         raise ConfigError("sample needs something to draw: --prompt TEXT, for the tiny presets a number such as 042")
+    _check_prompts(prompts)
+    _check_scale(config.model.height, config.model.width, scale)
     paths = [Path(out)] if out is not None else _paths(directory, prompts, seed, base, scale)
     if out is not None:
         _check_out(out, prompts)
 
-    # After the checks: these import torch and diffusers, which takes seconds.
+    # After the checks: these take seconds.
+    import torch
+
     from flows.inference import Inference
     from flows.prompt_notes import prompt_notes
     from flows.weights import newest_weights
@@ -67,9 +76,10 @@ def run(
         typer.echo(f"note: {note}", err=True)
     tag, adapter = ("base", inference.base) if weights is None else ("trained", weights.adapter)
     typer.echo(f"drawing with the {'base model' if weights is None else weights.label}", err=True)
+    generator = torch.Generator().manual_seed(seed)
     for position, (prompt, path) in enumerate(zip(prompts, paths, strict=True)):
         sample = SampleId(seed, EVAL_ITERATION, position, 0)
-        trajectory, images = inference.generate(tag, adapter, [sample], [prompt])
+        trajectory, images = inference.generate(tag, adapter, [sample], [prompt], inference.noise(generator))
         if not trajectory.finite.all():
             raise ExpectedError(f"prompt {prompt!r}: the model's picture holds values that are not finite")
         path.parent.mkdir(exist_ok=True)
@@ -109,6 +119,20 @@ def _paths(directory: RunDirectory, prompts: Sequence[str], seed: int, base: boo
         for position, prompt in enumerate(prompts)
     ]
     return [directory.path / "samples" / name for name in names]
+
+
+def _check_prompts(prompts: Sequence[str]) -> None:
+    for prompt in prompts:
+        if problem := encoding_problem(prompt):
+            raise ConfigError(f"--prompt {prompt!r} holds {problem}")
+
+
+def _check_scale(height: int, width: int, scale: int) -> None:
+    if scale > 1 and height * width * scale**2 > MOST_PIXELS:
+        most = max(1, math.isqrt(MOST_PIXELS // (height * width)))
+        raise ConfigError(
+            f"--scale {scale} makes {width * scale} x {height * scale} pixels of {width} x {height}; use at most {most}"
+        )
 
 
 def _check_out(out: str, prompts: Sequence[str]) -> None:

@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 import logging
 import os
-import signal
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext, suppress
 from typing import TYPE_CHECKING
 
 import typer
@@ -17,9 +17,14 @@ from digenrl.config import RunConfig
 from digenrl.config_errors import ConfigError
 from digenrl.configure import load_config, warnings_of
 from digenrl.preflight import check
+from digenrl.preflight_targets import PrefectApi, check_targets
 from flows.errors import ExpectedError
 from flows.logs import redirect_libraries, run_log
+from flows.services.burial import bury
+from flows.services.drain import drain_prefect, end_events
 from flows.services.handle import ServicesHandle, ensure, release
+from flows.services.lookout import lookout
+from flows.signals import interrupt_on_signals
 from storage.home import home
 from storage.runs import RunDirectory
 from workers import forkserver
@@ -34,17 +39,23 @@ if TYPE_CHECKING:
 DRAIN_S = 30.0
 #: The same after Ctrl-C: whoever asked for the end is waiting for it.
 CANCELLED_DRAIN_S = 4.0
+#: Longest wait for Prefect to take the run's final state, and what it was told before.
+FINAL_STATE_S = 15.0
+EVENTS_S = 3.0
+#: How often the flow is looked at whether it is as far.
+POLL_S = 0.2
 
 
 def run(preset: str, overrides: Sequence[str], *, name: str | None, prefect_api: str | None) -> None:
     """Check, claim a run directory, train."""
     config = load_config(preset, overrides)
-    api = prefect_address(prefect_api)
+    prefect = prefect_address(prefect_api)
     notes = [*warnings_of(config), *check(config, home())]
+    check_targets(config, prefect)
     directory = RunDirectory.create(home(), preset, config, name)
     for note in notes:
         typer.echo(f"note: {note}", err=True)
-    execute(directory, config, resume=False, api=api)
+    execute(directory, config, resume=False, prefect=prefect)
 
 
 def resume(run_name: str, *, prefect_api: str | None) -> None:
@@ -52,55 +63,79 @@ def resume(run_name: str, *, prefect_api: str | None) -> None:
     directory = RunDirectory.open(home(), run_name)
     config = directory.read_config()
     summary = directory.read_summary() or {}
-    if summary.get("status") == "completed":
+    if summary.get("status") == "completed" and summary["iterations"] >= config.iterations:
         raise ConfigError(
             f"the run {run_name!r} is complete ({summary['iterations']} iterations); nothing is left to resume"
         )
-    if config.stale_groups > 0:
-        raise ConfigError(
-            f"schedule.stale_fraction={config.schedule.stale_fraction}: a run with stale groups cannot be resumed yet, "
-            "since its checkpoints hold one version of the weights only; train again under another name"
-        )
+    prefect = prefect_address(prefect_api)
     check(config, home())
-    execute(directory, config, resume=True, api=prefect_address(prefect_api))
+
+    from flows.checkpointing import check_resumable  # imports torch, which takes seconds
+
+    check_resumable(directory, config)
+    check_targets(config, prefect)
+    execute(directory, config, resume=True, prefect=prefect)
 
 
-def prefect_address(choice: str | None) -> str | None:
-    """API URL of a Prefect server that is not ours, None for ours.
+def prefect_address(choice: str | None) -> PrefectApi | None:
+    """A Prefect server that is not ours, None for ours.
 
     Raises:
-        ConfigError: it is no URL, or PREFECT_API_URL is not set.
+        ConfigError: PREFECT_API_URL is not set.
     """
     if choice is None:
         return None
-    if choice == "current":
-        if not os.environ.get("PREFECT_API_URL"):
-            raise ConfigError("--prefect-api current: PREFECT_API_URL is not set; set it or give the URL itself")
-        return os.environ["PREFECT_API_URL"]
-    if not choice.startswith(("http://", "https://")):
-        raise ConfigError(
-            f"--prefect-api {choice}: expected 'current' or the API's URL, such as http://127.0.0.1:4200/api"
-        )
-    return choice
+    if choice != "current":
+        return PrefectApi(choice, f"--prefect-api {choice}")
+    url = os.environ.get("PREFECT_API_URL")
+    if not url:
+        raise ConfigError("--prefect-api current: PREFECT_API_URL is not set; set it or give the URL itself")
+    return PrefectApi(url, f"PREFECT_API_URL={url}")
 
 
-def execute(directory: RunDirectory, config: RunConfig, *, resume: bool, api: str | None) -> None:
+def execute(directory: RunDirectory, config: RunConfig, *, resume: bool, prefect: PrefectApi | None) -> None:
     """Run the flow in this process, with the servers it needs, and show it."""
-    # SIGTERM before and after the flow is a Ctrl-C; the flow has its own handlers.
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
+    interrupt_on_signals()  # before and after the flow, which has its own handlers
     with directory.held(), run_log(directory.log_path):
         if config.cluster.address == "local":
             os.environ["DIGENRL_WORKER_LOG"] = str(directory.log_path)
             forkserver.start(forkserver.ENVIRONMENT)  # the workers' imports go on beside the servers' start and ours
-        with services(directory.name, config, api) as handle:
-            failure, result = _show(directory, config, resume, handle)
-            if result is not None and handle is not None and "prefect" in handle.urls:
-                _drain(handle, result)
+        try:
+            with services(directory.name, config, prefect.url if prefect is not None else None) as handle:
+                failure, result = _show(directory, config, resume, handle)
+                if result is not None and handle is not None and "prefect" in handle.urls:
+                    _drain(handle, result)
+                end_events(EVENTS_S)
+        except KeyboardInterrupt:
+            typer.echo(f"interrupted; continue with: digenrl resume {directory.name}", err=True)
+            raise
         if failure is not None:
             logger.info("see %s", directory.log_path)
-            raise failure
+            _mark_failed(directory)
+            raise _named(failure, directory)
         if result is not None and result.summary["status"] == "cancelled":
             raise typer.Exit(130)
+
+
+def _mark_failed(directory: RunDirectory) -> None:
+    """Let no run that failed be said to go on: its end may have failed as well."""
+    with suppress(OSError):
+        text = directory.summary_path.read_text()
+        # In place, since a full disk has no room for another file.
+        with directory.summary_path.open("r+") as file:
+            file.write(text.replace('"status": "running"', '"status": "failed"', 1))
+            file.truncate()
+
+
+def _named(failure: BaseException, directory: RunDirectory) -> BaseException:
+    """The failure; a full disk is named, which the system leaves to us."""
+    if not isinstance(failure, OSError) or failure.errno not in (errno.ENOSPC, errno.EDQUOT):
+        return failure
+    path = failure.filename or directory.path
+    return ExpectedError(
+        f"cannot write {path}: {os.strerror(failure.errno).lower()}; "
+        f"free some, then continue with: digenrl resume {directory.name}"
+    )
 
 
 def _show(
@@ -116,11 +151,13 @@ def _show(
     logger.info("%s run %s in process %d", "resuming" if resume else "starting", directory.name, os.getpid())
     console = Console(soft_wrap=True)  # paths and addresses are there to be copied
     progress = Progress(directory.name, config.iterations, console)
-    watch = Watch((progress,), progress.phase, handle.pending if handle is not None else list)
+    pending = handle.pending if handle is not None else list
+    watch = Watch((progress,), progress.phase, progress.notice, progress.resumed, pending)
     with progress:
         if handle is not None and "prefect" in handle.urls:
             progress.phase("starting the Prefect server" if len(handle.urls) == 1 else "starting Prefect and MLflow")
             handle.wait(services=("prefect",))
+            bury(handle.prefect_api, home())
         failure = asyncio.run(_flow(directory.name, resume, watch))
     if watch.result is not None and failure is None:
         show_summary(console, watch.result.summary, watch.result.pictures, watch.result.places)
@@ -131,7 +168,17 @@ async def _flow(run_name: str, resume: bool, watch: Watch) -> BaseException | No
     from flows.training import WATCH, training
 
     WATCH.set(watch)
-    state = await training(run_name=run_name, resume=resume, return_state=True)
+    running = asyncio.ensure_future(training(run_name=run_name, resume=resume, return_state=True))
+    while not running.done() and watch.result is None:
+        await asyncio.wait([running], timeout=POLL_S)
+    try:
+        async with asyncio.timeout(FINAL_STATE_S):
+            state = await running
+    except Exception as error:
+        if watch.result is None or watch.failure is not None:
+            return watch.failure or error
+        logger.warning("Prefect was lost, and its page of this run is incomplete (%s)", type(error).__name__)
+        return None
     if state.is_failed() or state.is_crashed():
         error = await state.aresult(raise_on_failure=False)
         return error if isinstance(error, Exception) else ExpectedError(state.message or "the run failed")
@@ -151,7 +198,8 @@ def services(run_name: str, config: RunConfig, api: str | None) -> Iterator[Serv
     if api is not None:
         os.environ["PREFECT_API_URL"] = api
     try:
-        yield handle
+        with lookout(handle) if handle is not None and "prefect" in handle.urls else nullcontext():
+            yield handle
     finally:
         if handle is not None:
             logger.info("giving the servers back")
@@ -161,8 +209,6 @@ def services(run_name: str, config: RunConfig, api: str | None) -> Iterator[Serv
 
 
 def _drain(handle: ServicesHandle, result: Result) -> None:
-    from flows.services.drain import drain_prefect
-
     emitted = result.task_runs
     limit_s = CANCELLED_DRAIN_S if result.summary["status"] == "cancelled" else DRAIN_S
     logger.info("waiting until Prefect has recorded %d task runs", emitted)

@@ -1,4 +1,4 @@
-"""A process's share in the servers: `ensure` takes it, `release` gives it back.
+"""A process's share in the servers: `ensure` takes it, `release` gives it back, `revive` mends it.
 
 handle = ensure(owner="train ocr-1", wait=False)   # servers start while the caller imports torch
 os.environ.update(handle.client_env())             # before Prefect is imported
@@ -12,12 +12,13 @@ import os
 import subprocess
 import sys
 import time
+import urllib.parse
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from types import TracebackType
 
-from flows.services.ports import claim
+from flows.services.ports import claim, is_free
 from flows.services.server import kill_leftovers
 from flows.services.specs import SPECS, client_env
 from flows.services.state import ServiceError, ServicesDirectory, State, log_tail
@@ -26,6 +27,8 @@ from storage.processes import identify
 
 POLL_S = 0.1
 PORTS_TIMEOUT_S = 30.0
+#: How long servers without a supervisor may take to end and free their ports.
+FREED_S = 5.0
 
 
 @dataclass(frozen=True)
@@ -131,6 +134,29 @@ def ensure(
     except BaseException:
         lease.unlink(missing_ok=True)
         raise
+
+
+def revive(handle: ServicesHandle) -> bool:
+    """Start the servers again, on their ports, if their supervisor was killed; at once, without waiting for them.
+
+    Returns:
+        False if there is nothing to do: also where the supervisor has ended because it was asked to.
+    """
+    directory = ServicesDirectory(handle.home)
+    state = directory.read_state()
+    if state.supervisor is None or state.is_supervised:
+        return False
+    ports = {name: urllib.parse.urlsplit(url).port or 0 for name, url in handle.urls.items()}
+    with directory.locked(handle.owner):
+        if directory.read_state().is_supervised:  # by another process that uses them
+            return False
+        kill_leftovers(directory)
+        deadline = time.monotonic() + FREED_S
+        while not all(map(is_free, ports.values())) and time.monotonic() < deadline:
+            time.sleep(POLL_S)
+        directory.write_lease(handle.owner, {**ports}, handle.lease)
+        directory.write_state(State(identify(_spawn_supervisor(handle.home, handle.owner))))
+    return True
 
 
 def release(handle: ServicesHandle, *, wait_s: float = 10.0) -> list[str]:

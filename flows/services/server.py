@@ -23,19 +23,21 @@ from storage.processes import ProcessId, descendants, identify, is_alive, termin
 log = logging.getLogger(__name__)
 
 HEALTH_TIMEOUT_S = 0.5
+#: So many restarts within so many seconds mean that it cannot live.
 MAX_RESTARTS = 3
+RESTARTS_WITHIN_S = 300.0
 
 # A proxy from the environment must not be asked for a loopback address.
 _opener = urllib.request.build_opener(urllib.request.ProxyHandler({}))
 
 
-def answers(url: str, timeout_s: float = HEALTH_TIMEOUT_S) -> bool:
-    """Whether a GET of ``url`` succeeds."""
+def answer(url: str, timeout_s: float = HEALTH_TIMEOUT_S) -> bytes | None:
+    """What a GET of ``url`` gives; None if it fails."""
     try:
-        with _opener.open(url, timeout=timeout_s):
-            return True
+        with _opener.open(url, timeout=timeout_s) as response:
+            return bytes(response.read())
     except (OSError, urllib.error.URLError):
-        return False
+        return None
 
 
 class Server:
@@ -47,7 +49,7 @@ class Server:
         self._claim = port
         self._log = directory.log(spec.name)
         self._url = f"http://{HOST}:{port.port}"
-        self._restarts = 0
+        self._restarted_at: list[float] = []
         self._start()
 
     def _start(self) -> None:
@@ -57,7 +59,7 @@ class Server:
             self._process = subprocess.Popen(
                 [sys.executable, "-m", "flows.childguard", str(os.getpid()), *self.spec.command(self._claim.port)],
                 cwd=self._directory.root,
-                env=server_env(self._directory.root, os.environ),
+                env={**server_env(self._directory.root, os.environ), **self.spec.environment(self._url)},
                 stdin=subprocess.DEVNULL,
                 stdout=output,
                 stderr=subprocess.STDOUT,
@@ -74,17 +76,27 @@ class Server:
         if code is not None:
             self._sweep()
             self._ended(code)
-        elif self.state.status == "starting" and answers(self._url + self.spec.health_path) and self._listens():
+        elif (
+            self.state.status == "starting"
+            and answer(self._url + self.spec.health_path) is not None
+            and self._listens()
+        ):
             log.info("%s answers after %.1f s at %s", self.spec.name, time.monotonic() - self._started_at, self._url)
             self._become("healthy")
 
     def _ended(self, code: int) -> None:
-        if self.state.status == "healthy" and self._restarts < MAX_RESTARTS:
-            self._restarts += 1
+        now = time.monotonic()
+        self._restarted_at = [at for at in self._restarted_at if now - at < RESTARTS_WITHIN_S]
+        if self.state.status == "healthy" and len(self._restarted_at) < MAX_RESTARTS:
+            self._restarted_at.append(now)
             log.warning("%s ended with exit code %d; started again on port %d", self.spec.name, code, self._claim.port)
             self._start()
             return
-        when = "before it answered" if self.state.status == "starting" else f"after {self._restarts} restarts"
+        when = (
+            "before it answered"
+            if self.state.status == "starting"
+            else f"after {MAX_RESTARTS} restarts in {RESTARTS_WITHIN_S:.0f} s"
+        )
         error = f"the {self.spec.name} server ended with exit code {code} {when}; end of {self._log}:"
         log.error("%s", error)
         self._become("failed", f"{error}\n{log_tail(self._log)}")

@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 import sys
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 HOST = "127.0.0.1"
@@ -19,12 +19,13 @@ HOST = "127.0.0.1"
 
 @dataclass(frozen=True)
 class ServiceSpec:
-    """One kind of server. ``command`` takes the port."""
+    """One kind of server. ``command`` takes the port, ``environment`` the URL."""
 
     name: str
     first_port: int
     health_path: str
     command: Callable[[int], list[str]]
+    environment: Callable[[str], dict[str, str]] = field(default=lambda url: {})
 
 
 def _prefect_command(port: int) -> list[str]:
@@ -40,9 +41,14 @@ def _mlflow_command(port: int) -> list[str]:
     ]
 
 
+def _prefect_environment(url: str) -> dict[str, str]:
+    # The pages ask this address for their data; by default it is that of port 4200, whatever --port says.
+    return {"PREFECT_UI_API_URL": f"{url}/api"}
+
+
 SPECS: dict[str, ServiceSpec] = {
     # 5000 is taken by AirPlay on macOS.
-    "prefect": ServiceSpec("prefect", 4200, "/api/health", _prefect_command),
+    "prefect": ServiceSpec("prefect", 4200, "/api/health", _prefect_command, _prefect_environment),
     "mlflow": ServiceSpec("mlflow", 5001, "/health", _mlflow_command),
 }
 

@@ -14,15 +14,20 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import json
+import logging
 import os
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 from storage.processes import ProcessId, identify, is_alive
+
+log = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 LOCK_TIMEOUT_S = 30.0
 
@@ -113,38 +118,26 @@ class ServicesDirectory:
             os.close(fd)
 
     def read_state(self) -> State:
-        """services.json; an empty State where there is none."""
-        data = _read_json(self.state_file)
-        if data is None:
-            return State()
-        return State(
-            supervisor=_process(data["supervisor"]),
-            servers={
-                name: ServerState(**{**server, "processes": tuple(ProcessId(**p) for p in server["processes"])})
-                for name, server in data["servers"].items()
-            },
-        )
+        """services.json; an empty State where there is none, or none that can be read."""
+        return _parsed(self.state_file, _state) or State()
 
     def write_state(self, state: State) -> None:
         """Replace services.json."""
         _write_json(self.state_file, asdict(state))
 
-    def write_lease(self, owner: str, ports: dict[str, int | None]) -> Path:
-        """Register the calling process; the path is its receipt."""
+    def write_lease(self, owner: str, ports: dict[str, int | None], path: Path | None = None) -> Path:
+        """Register the calling process, or change its lease at `path`; the path is its receipt."""
         lease = Lease(owner, identify(), ports)
-        path = self.leases / f"{lease.process.pid}-{uuid.uuid4().hex[:8]}.json"
+        path = path or self.leases / f"{lease.process.pid}-{uuid.uuid4().hex[:8]}.json"
         _write_json(path, asdict(lease))
         return path
 
     def living_leases(self) -> dict[Path, Lease]:
-        """Leases whose process runs; the files of dead ones are removed."""
+        """Leases whose process runs; the files of dead ones, and those that cannot be read, are removed."""
         leases = {}
         for path in sorted(self.leases.glob("*.json")):
-            data = _read_json(path)
-            if data is None:
-                continue
-            lease = Lease(data["owner"], ProcessId(**data["process"]), data["ports"])
-            if is_alive(lease.process):
+            lease = _parsed(path, _lease)
+            if lease is not None and is_alive(lease.process):
                 leases[path] = lease
             else:
                 path.unlink(missing_ok=True)
@@ -160,16 +153,34 @@ def log_tail(path: Path, lines: int = 15) -> str:
     return "\n".join(f"  | {line}" for line in text) if text else "  | (the log is empty)"
 
 
-def _process(data: dict[str, Any] | None) -> ProcessId | None:
-    return None if data is None else ProcessId(**data)
-
-
-def _read_json(path: Path) -> dict[str, Any] | None:
+def _parsed(path: Path, parse: Callable[[Any], T]) -> T | None:
+    """What a file holds; None if it is not there, or was damaged, which is said in the log."""
     try:
-        data: dict[str, Any] = json.loads(path.read_text())
+        return parse(json.loads(path.read_text()))
     except FileNotFoundError:
         return None
-    return data
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        log.warning("%s is damaged and is taken for absent (%s: %s)", path, type(error).__name__, error)
+        return None
+
+
+def _state(data: dict[str, Any]) -> State:
+    supervisor = data["supervisor"]
+    return State(
+        supervisor=None if supervisor is None else _process(supervisor),
+        servers={
+            name: ServerState(**{**server, "processes": tuple(map(_process, server["processes"]))})
+            for name, server in data["servers"].items()
+        },
+    )
+
+
+def _lease(data: dict[str, Any]) -> Lease:
+    return Lease(data["owner"], _process(data["process"]), dict(data["ports"]))
+
+
+def _process(data: dict[str, Any]) -> ProcessId:
+    return ProcessId(int(data["pid"]), float(data["start_time"]))
 
 
 def _write_json(path: Path, data: dict[str, Any]) -> None:

@@ -28,12 +28,16 @@ class BadInput(NamedTuple):
 
 GOOD_PROMPT = b'{"id": "a", "text": "042", "target": "042"}\n'
 
+HALF_A_PAIR = b'{"id": "a", "text": "\\ud800", "target": "042"}\n'
+
 BAD_INPUTS: tuple[BadInput, ...] = (
     # Which configuration
     BadInput("misspelt preset", ("train", "tiny-orc"), ("'tiny-orc'", "did you mean tiny-ocr?")),
     BadInput("missing file", ("train", "my.yaml"), ("no preset or file 'my.yaml'", "tiny-ocr")),
     BadInput("near file", ("train", "mine.yml"), ("did you mean mine.yaml?",), {"mine.yaml": b"extends: tiny-smoke\n"}),
     BadInput("directory", ("train", "."), ("is a directory",)),
+    BadInput("device", ("config", "show", "/dev/zero"), ("/dev/zero is a device or pipe",)),
+    BadInput("large file", ("train", "c.yaml"), ("c.yaml has 1,000,001 bytes",), {"c.yaml": b"#" * 1_000_001}),
     # The file
     BadInput("empty file", ("train", "c.yaml"), ("c.yaml is empty", "extends"), {"c.yaml": b""}),
     BadInput("a list", ("train", "c.yaml"), ("c.yaml must hold sections and keys",), {"c.yaml": b"- seed\n"}),
@@ -75,6 +79,27 @@ BAD_INPUTS: tuple[BadInput, ...] = (
     BadInput("wrong type", ("train", "tiny-smoke", "iterations=many"), ("iterations", "an integer >= 1", "'many'")),
     BadInput("quoted number", ("train", "tiny-smoke", "seed='3'"), ("seed", "'3'", "without quotes")),
     BadInput("out of bounds", ("train", "tiny-smoke", "algorithm.clip_range=2"), ("a number > 0 and < 1", "got 2")),
+    BadInput(
+        "half a surrogate pair", ("config", "show", "tiny-smoke", 'data.prompts="\\ud800"'), ("U+D800", "Unicode")
+    ),
+    BadInput(
+        "key that is no Unicode",
+        ("train", "c.yaml"),
+        ("c.yaml, line 1", "U+D800"),
+        {"c.yaml": b'"\\ud800": 1\n'},
+    ),
+    BadInput(
+        "infinite weight",
+        ("train", "tiny-smoke", "rewards.0.weight=.inf"),
+        ("digenrl: rewards.0.weight must be a number, got Infinity",),
+    ),
+    BadInput("beta of one", ("train", "tiny-smoke", "optimizer.betas=[0.9, 1]"), ("optimizer.betas.1", "< 1", "got 1")),
+    BadInput("too many iterations", ("train", "tiny-smoke", "iterations=1000001"), ("iterations", "<= 1000000")),
+    BadInput("huge rank", ("train", "tiny-smoke", "lora.rank=1025"), ("lora.rank", "<= 1024", "got 1025")),
+    BadInput("huge picture", ("train", "tiny-smoke", "model.width=8196"), ("model.width", "<= 8192", "got 8196")),
+    BadInput("too many steps", ("train", "tiny-smoke", "algorithm.num_steps=1001"), ("num_steps", "<= 1000")),
+    BadInput("endless patience", ("train", "tiny-smoke", "cluster.worker_ttl_s=1e9"), ("worker_ttl_s", "<= 86400")),
+    BadInput("no tracking uri", ("train", "tiny-smoke", "tracking.uri=''"), ("tracking.uri", "not empty", "got ''")),
     BadInput("not finite", ("train", "tiny-smoke", "optimizer.learning_rate=.inf"), ("optimizer.learning_rate",)),
     BadInput(
         "wrong choice",
@@ -119,6 +144,20 @@ BAD_INPUTS: tuple[BadInput, ...] = (
         ("data.prompts", "p.jsonl, line 2", "not JSON"),
         {"p.jsonl": GOOD_PROMPT + b"{oops\n"},
     ),
+    BadInput("no prompts", ("train", "tiny-smoke", "data.prompts=''"), ("data.prompts", "not empty", "got ''")),
+    BadInput("blank prompts", ("train", "tiny-smoke", "data.prompts=' '"), ("data.prompts", ".jsonl", "got ' '")),
+    BadInput(
+        "prompts nested without end",
+        ("train", "tiny-smoke", "data.prompts=p.jsonl"),
+        ("data.prompts", "p.jsonl, line 2", "nested too deeply"),
+        {"p.jsonl": GOOD_PROMPT + b"[" * 100_000},
+    ),
+    BadInput(
+        "prompt that is no Unicode",
+        ("train", "tiny-smoke", "data.prompts=p.jsonl"),
+        ("data.prompts", "p.jsonl, line 2", "'text'", "U+D800"),
+        {"p.jsonl": GOOD_PROMPT + HALF_A_PAIR.replace(b'"a"', b'"b"')},
+    ),
     BadInput(
         "prompts without target",
         ("train", "tiny-smoke", "data.prompts=p.jsonl"),
@@ -138,6 +177,30 @@ BAD_INPUTS: tuple[BadInput, ...] = (
     BadInput("misspelt layer", ("train", "tiny-smoke", "lora.targets=[to_z]"), ("lora.targets", "'to_z'")),
     BadInput("address", ("train", "tiny-smoke", "cluster.address=host:8786"), ("cluster.address", "tcp://HOST:PORT")),
     BadInput("misspelt tracking", ("train", "tiny-smoke", "tracking.uri=nome"), ("tracking.uri", "did you mean none?")),
+    # Servers that are not there: port 1 is nobody's
+    BadInput(
+        "dead Prefect API",
+        ("train", "tiny-smoke", "--prefect-api", "http://127.0.0.1:1/api"),
+        ("--prefect-api http://127.0.0.1:1/api cannot be reached", "such as http://127.0.0.1:4200/api"),
+    ),
+    BadInput(
+        "Prefect API without host",
+        ("train", "tiny-smoke", "--prefect-api", "http://"),
+        ("--prefect-api http:// is no address", "no host"),
+    ),
+    BadInput(
+        "Prefect API by name", ("train", "tiny-smoke", "--prefect-api", "mine"), ("--prefect-api mine", "http://")
+    ),
+    BadInput(
+        "dead scheduler",
+        ("train", "tiny-smoke", "cluster.address=tcp://127.0.0.1:1"),
+        ("cluster.address=tcp://127.0.0.1:1 is no Dask scheduler", "dask scheduler", "local"),
+    ),
+    BadInput(
+        "dead MLflow",
+        ("train", "tiny-smoke", "tracking.uri=http://127.0.0.1:1"),
+        ("tracking.uri=http://127.0.0.1:1 cannot be reached", "managed"),
+    ),
     # Names of runs
     BadInput("path as name", ("train", "tiny-smoke", "--name", "../x"), ("'../x'", "letters, digits")),
     BadInput("long name", ("train", "tiny-smoke", "--name", "x" * 65), ("65 characters", "at most 64")),
@@ -146,5 +209,6 @@ BAD_INPUTS: tuple[BadInput, ...] = (
     BadInput("sample of an unknown run", ("sample", "tiny-smoke-1", "--prompt", "042"), ("no run 'tiny-smoke-1'",)),
     # Looking at configurations
     BadInput("show a misspelt preset", ("config", "show", "tiny-smok"), ("did you mean tiny-smoke?",)),
+    BadInput("explain nothing", ("config", "explain", ""), ("config explain needs a key or a section",)),
     BadInput("explain an unknown key", ("config", "explain", "algorithm.cliprange"), ("algorithm.clip_range",)),
 )

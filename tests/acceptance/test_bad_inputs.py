@@ -10,6 +10,7 @@ Every row of the table goes through the command line in this process, and one of
 from __future__ import annotations
 
 import os
+import signal
 import subprocess
 import sys
 import time
@@ -75,6 +76,57 @@ def test_command_line_refuses(row: BadInput, place: Path) -> None:
     result = CliRunner().invoke(app, list(row.argv))
     assert_refused(row, result.exit_code, result.stdout, result.stderr)
     assert everything(place) == before
+
+
+@pytest.mark.parametrize("option", ["--prefect-port=99999", "--mlflow-port=-1", "--mlflow-port=0"])
+def test_ports_that_do_not_exist_are_refused(option: str, place: Path) -> None:
+    result = CliRunner().invoke(app, ["serve", option])
+    assert result.exit_code == 2
+    assert f"Invalid value for '{option.partition('=')[0]}'" in result.stderr
+    assert everything(place) == {place, place.parent / "user"}
+
+
+def test_what_is_no_file_is_not_read(place: Path) -> None:
+    os.mkfifo("pipe.yaml")
+    Path("a.yaml").symlink_to("b.yaml")
+    Path("b.yaml").symlink_to("a.yaml")
+    for name, reason in (("pipe.yaml", "is a device or pipe"), ("a.yaml", "go round in a circle")):
+        result = CliRunner().invoke(app, ["config", "show", name])
+        assert result.exit_code == 2
+        assert f"digenrl: {name} " in result.stderr
+        assert reason in result.stderr
+
+
+@pytest.mark.parametrize("command", [["train", "tiny-smoke"], ["serve"]])
+@pytest.mark.parametrize(
+    ("home", "reason"),
+    [
+        ("x" * 256, "is too long"),
+        ("x/" * 400, "is too long"),
+        ("~nobody-of-that-name/runs", "is no possible directory"),
+        pytest.param("/proc/runs", "must be writable", marks=pytest.mark.skipif(not Path("/proc").exists(), reason="")),
+        ("file/runs", "must be a directory, but"),
+    ],
+)
+def test_a_home_that_cannot_be_is_refused(
+    command: list[str], home: str, reason: str, place: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (place / "file").touch()
+    before = everything(place)
+    monkeypatch.setenv("DIGENRL_HOME", home)
+    result = CliRunner().invoke(app, command)
+    assert result.exit_code == 2, result.output
+    assert "digenrl: DIGENRL_HOME=" in result.stderr
+    assert reason in result.stderr
+    assert everything(place) == before
+
+
+def test_output_that_nobody_reads_ends_the_program_quietly(place: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    done = subprocess.run([PROGRAM, "config", "show", "tiny-smoke"], stdout=writer, stderr=subprocess.PIPE, timeout=60)
+    os.close(writer)
+    assert (done.returncode, done.stderr) == (128 + signal.SIGPIPE, b"")
 
 
 @pytest.mark.parametrize("name", OF_EACH_KIND)

@@ -7,6 +7,8 @@ from collections.abc import Iterator
 import pytest
 
 from flows.services import ServicesHandle, ensure
+from flows.services.ports import claim
+from flows.services.specs import SPECS
 
 
 @pytest.fixture(scope="session")
@@ -15,5 +17,11 @@ def services(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServicesHandl
 
     Tests must leave them running. A subprocess that uses Prefect gets ``{**os.environ, **services.client_env()}``.
     """
-    with ensure(owner="pytest", home=tmp_path_factory.mktemp("home")) as handle:
-        yield handle
+    # Nothing may depend on Prefect having its usual port.
+    first = claim(SPECS["prefect"].first_port)
+    try:
+        with ensure(owner="pytest", home=tmp_path_factory.mktemp("home")) as handle:
+            yield handle
+    finally:
+        if first is not None:
+            first.release()

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import io
 import json
+import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,7 +17,9 @@ from PIL import Image
 from typer.testing import CliRunner, Result
 
 from digenrl.configure import load_config
+from digenrl.data.evaluate_tiny_sd3 import load
 from digenrl.loop import LoopResult, train
+from digenrl.models.checkpoint import locate
 from digenrl.models.registry import save_lora
 from digenrl.rewards.base import Scored
 from flows.cli import app
@@ -91,6 +95,35 @@ def test_sample_is_a_function_of_weights_prompt_and_seed(trained: Trained) -> No
     assert path.read_bytes() == first, "each has a file of its own"
 
 
+def test_diffusers_draws_the_same_picture_from_the_same_seed(trained: Trained) -> None:
+    config = trained.directory.read_config()
+    pipeline: Any = load(locate(config.model.path))
+
+    def theirs() -> np.ndarray:
+        """As in README.md."""
+        picture = pipeline(
+            "042",
+            num_inference_steps=config.evaluation.num_steps,
+            guidance_scale=1,
+            height=12,
+            width=24,
+            max_sequence_length=0,
+            generator=torch.Generator().manual_seed(1),
+        ).images[0]
+        return np.asarray(picture).astype(int)
+
+    def ours(*argv: str) -> np.ndarray:
+        return np.asarray(Image.open(io.BytesIO(drawn("--prompt", "042", "--seed", "1", *argv)))).astype(int)
+
+    assert np.abs(theirs() - ours("--base")).max() <= 1
+    adapter = newest_weights(trained.directory).adapter
+    with tempfile.TemporaryDirectory() as lora:
+        save_lora(config.model.family, adapter, config.lora, Path(lora))
+        pipeline.load_lora_weights(lora)
+    assert np.abs(theirs() - ours()).max() <= 1
+    assert np.abs(ours() - ours("--base")).max() > 1, "the weights make a difference"
+
+
 def test_sample_draws_each_prompt_by_itself(trained: Trained) -> None:
     argv = ("sample", NAME, "--prompt", "042", "--prompt", "042", "--seed", "3")
     paths = [Path(line) for line in digenrl(*argv).stdout.split()]
@@ -150,6 +183,8 @@ def test_sample_of_the_lora_is_that_of_its_checkpoint(trained: Trained) -> None:
     ("argv", "fragment"),
     [
         (("sample", NAME), "--prompt TEXT"),
+        (("sample", NAME, "--prompt", "04\udcff"), "'04\\udcff' holds the lone surrogate U+DCFF"),
+        (("sample", NAME, "--prompt", "1", "--scale", "100000"), "makes 2400000 x 1200000 pixels of 24 x 12; use at"),
         (("sample", NAME, "--prompt", "1", "--prompt", "2", "--out", "x.png"), "2 prompts"),
         (("sample", NAME, "--prompt", "1", "--out", "x.jpg"), "expected the name of a .png file"),
         (("sample", NAME, "--prompt", "1", "--out", "no/such/x.png"), "there is no directory no/such"),
@@ -213,10 +248,10 @@ def test_evaluate_agrees_with_the_run_and_says_what_changed(trained: Trained) ->
     assert ocr["pairs"] == 16
     assert any(rises), "the weights make a difference"
     assert ocr["rise_ci95"][0] <= ocr["rise"] <= ocr["rise_ci95"][1]
-    assert found["scores"]["mixed"] == ocr, "a single reward of weight 1"
+    assert "mixed" not in found["scores"], "a single reward of weight 1"
     exact = [entry["after"]["ocr"] == 1 for entry in per_prompt]
     assert found["scores"]["exact_match"]["after"] == pytest.approx(np.mean(exact), abs=1e-6)
-    for row in ("ocr", "mixed", "exact match", f"{ocr['before']:.3f} → {ocr['after']:.3f}"):
+    for row in ("ocr", "exact match", f"{ocr['before']:.3f} → {ocr['after']:.3f}"):
         assert row in output
 
 

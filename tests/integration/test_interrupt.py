@@ -18,6 +18,7 @@ from mlflow import MlflowClient
 from digenrl.loop import train
 from digenrl.policy import adapter_hash
 from flows.services import ServicesHandle, ensure, release
+from flows.services.burial import bury
 from flows.services.state import ServicesDirectory
 from program import Home, Program, flow_runs, gone, post, task_runs, until
 from storage import checkpoints
@@ -27,7 +28,7 @@ from storage.runs import RunDirectory
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
 
 NAME = "interrupted"
-ITERATIONS = 40
+ITERATIONS = 46
 OVERRIDES = [
     f"iterations={ITERATIONS}",
     "evaluation.every=0",
@@ -54,6 +55,7 @@ class Interrupted:
         self.home = home
         self.services = services
         self.directory = RunDirectory(home.path / NAME)
+        self.earlier_s = 0.0
 
     def go_on(self) -> Program:
         """Train until two more checkpoints are there."""
@@ -91,7 +93,15 @@ def control_c(program: Program, services: ServicesHandle) -> None:
 
 
 def terminate(program: Program, services: ServicesHandle) -> None:
+    """As `timeout` does: the process, and at once its whole group."""
     program.process.send_signal(signal.SIGTERM)
+    os.killpg(program.process.pid, signal.SIGTERM)
+
+
+def close_the_terminal(program: Program, services: ServicesHandle) -> None:
+    """The kernel tells the group, and so does the shell."""
+    os.killpg(program.process.pid, signal.SIGHUP)
+    os.killpg(program.process.pid, signal.SIGHUP)
 
 
 def cancel(program: Program, services: ServicesHandle) -> None:
@@ -100,13 +110,15 @@ def cancel(program: Program, services: ServicesHandle) -> None:
     assert answer["status"] == "ACCEPT"
 
 
-@pytest.mark.parametrize("stop", [control_c, terminate, cancel])
+@pytest.mark.parametrize("stop", [control_c, terminate, close_the_terminal, cancel])
 def test_a_stopped_run_is_cancelled_and_leaves_a_whole_checkpoint(
     interrupted: Interrupted, stop: Callable[[Program, ServicesHandle], None]
 ) -> None:
     program = interrupted.go_on()
     family = program.family()
     assert len(family) > 2, "workers are processes of their own"
+    # Python's resource tracker is in it, and ignores what it is sent.
+    assert sum(os.getpgid(process.pid) == program.process.pid for process in family) <= 2, "and in no group of ours"
     stop(program, interrupted.services)
     program.ends(130, STOPS_WITHIN_S)
     until(lambda: gone(family), GONE_WITHIN_S, "every child to end")
@@ -127,6 +139,10 @@ def test_a_stopped_run_is_cancelled_and_leaves_a_whole_checkpoint(
     runs = task_runs(interrupted.services.prefect_api, summary["prefect_flow_run_id"])
     assert {run["state"]["type"] for run in runs} <= {"COMPLETED", "CANCELLED"}, "nothing shows as running"
     assert f"digenrl resume {NAME}" in program.stdout
+    assert program.stdout.count("stopping: running units are finished, then a checkpoint is saved") == 1
+    assert interrupted.earlier_s < summary["seconds"], "of all attempts"
+    assert summary["samples"] == 6 * summary["iterations"]
+    interrupted.earlier_s = summary["seconds"] + 1
     assert program.stderr == "the servers go on running for pytest\n"
 
 
@@ -138,6 +154,37 @@ def test_a_run_interrupted_before_it_has_begun_leaves_nothing(interrupted: Inter
     program.ends(130, STOPS_WITHIN_S)
     until(lambda: gone(family), GONE_WITHIN_S, "every child to end")
     assert "Traceback" not in program.stdout + program.stderr
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_run_whose_workers_start_is_stopped_with_them(interrupted: Interrupted, number: signal.Signals) -> None:
+    program = interrupted.home.start("train", "tiny-smoke", "cluster.workers=12", "--name", f"starting-{number.name}")
+    until(lambda: "starting workers" in program.stdout, 60, "the workers' start")
+    family = program.family()
+    os.killpg(program.process.pid, number)
+    program.ends(130, STOPS_WITHIN_S)
+    until(lambda: gone(family), GONE_WITHIN_S, "every child to end")
+    summary = RunDirectory(interrupted.home.path / f"starting-{number.name}").read_summary()
+    assert summary is not None
+    assert (summary["status"], summary["iterations"]) == ("cancelled", 0)
+    assert "Traceback" not in program.stdout + program.stderr
+
+
+def test_a_run_outlives_its_servers_and_starts_them_again(interrupted: Interrupted) -> None:
+    overrides = ["iterations=1000", "checkpoint.every=1000", "--name", "orphaned"]
+    program = interrupted.home.start("train", "tiny-smoke", *overrides)
+    until(lambda: "held-out reward after 0" in program.stdout, 90, "the first evaluation")
+    supervisor = ServicesDirectory(interrupted.home.path).read_state().supervisor
+    assert supervisor is not None
+    os.kill(supervisor.pid, signal.SIGKILL)
+    until(lambda: "Prefect answers again" in program.stderr, 90, "the servers")
+    interrupted.services.wait()
+    program.interrupt()
+    program.ends(130, 3 * STOPS_WITHIN_S)  # the servers are still taking what they missed
+    assert "the Prefect server is gone and is started again" in program.stderr
+    assert "Traceback" not in program.stderr
+    (run,) = flow_runs(interrupted.services.prefect_api, "orphaned")
+    assert run["state"]["type"] == "CANCELLED"
 
 
 def test_a_run_is_trained_by_one_process(interrupted: Interrupted) -> None:
@@ -158,6 +205,17 @@ def test_after_kill_9_nothing_is_left(interrupted: Interrupted) -> None:
     assert (interrupted.directory.read_summary() or {})["status"] == "running"
 
 
+def test_a_run_is_not_resumed_as_another_one(interrupted: Interrupted) -> None:
+    as_it_was = interrupted.directory.config_path.read_bytes()
+    interrupted.directory.write_config(interrupted.directory.read_config().model_copy(update={"seed": 7}))
+    try:
+        program = interrupted.home.run("resume", NAME, code=2)
+    finally:
+        interrupted.directory.config_path.write_bytes(as_it_was)
+    assert "seed was 0 when the checkpoint was saved and is 7 now" in program.stderr
+    assert not Path(interrupted.home.path / ".services" / "services.json").exists(), "no server was started for that"
+
+
 def test_the_resumed_run_ends_like_an_uninterrupted_one(interrupted: Interrupted) -> None:
     damaged = checkpoints.latest(interrupted.directory.checkpoints)
     assert damaged is not None
@@ -166,6 +224,13 @@ def test_the_resumed_run_ends_like_an_uninterrupted_one(interrupted: Interrupted
 
     with ensure(owner="pytest", home=interrupted.home.path) as services:
         interrupted.services = services
+        killed = flow_runs(services.prefect_api, NAME)[-1]
+        assert killed["state"]["type"] == "RUNNING"
+        assert bury(services.prefect_api, interrupted.home.path) == [NAME]
+        assert interrupted.state() == ("CRASHED", f"its process ended; continue with: digenrl resume {NAME}")
+        assert bury(services.prefect_api, interrupted.home.path) == []
+        unfinished = {"RUNNING", "PENDING"}
+        assert not [run for run in task_runs(services.prefect_api, killed["id"]) if run["state"]["type"] in unfinished]
         program = interrupted.home.run("resume", NAME)
         assert len(re.findall("^note: ", program.stderr, re.MULTILINE)) == 1
         assert f"{damaged.folder}: adapter.safetensors has" in program.stderr

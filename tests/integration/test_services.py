@@ -16,7 +16,11 @@ from pathlib import Path
 import psutil
 import pytest
 
+from digenrl.configure import ConfigError, load_config
+from digenrl.preflight_targets import PrefectApi, check_targets
 from flows.services import ServiceError, ServicesHandle, drain_prefect, ensure, release
+from flows.services.drain import STILL_S
+from flows.services.handle import revive
 from flows.services.ports import claim, claim_from
 from flows.services.specs import SPECS
 from flows.services.state import ServerState, ServicesDirectory, State
@@ -138,6 +142,20 @@ def test_servers_end_with_a_killed_supervisor_and_the_next_owner_starts_anew(tmp
         assert status(f"{before['mlflow']}/health") == 200
 
 
+def test_a_user_of_the_servers_replaces_a_killed_supervisor(tmp_path: Path) -> None:
+    with ensure(("mlflow",), owner="train 1", home=tmp_path) as handle:
+        assert not revive(handle), "it lives"
+        first = processes(tmp_path)
+        os.kill(first[0].pid, signal.SIGKILL)
+        until(lambda: revive(handle), GONE_S, "the death to be seen")
+        handle.wait()
+        assert status(f"{handle.urls['mlflow']}/health") == 200, "on the same port"
+        assert not any(is_running(p) for p in first)
+        assert len(ServicesDirectory(tmp_path).living_leases()) == 1
+    assert not ServicesDirectory(tmp_path).state_file.exists()
+    assert not revive(handle), "it ended in good order"
+
+
 def test_joining_shares_the_servers(services: ServicesHandle) -> None:
     supervisor = ServicesDirectory(services.home).read_state().supervisor
     start = time.monotonic()
@@ -151,6 +169,14 @@ def test_joining_shares_the_servers(services: ServicesHandle) -> None:
         ensure(("mlflow",), owner="third", ports={"mlflow": 1}, home=services.home)
 
 
+def test_prefect_pages_ask_their_own_server(services: ServicesHandle) -> None:
+    assert services.urls["prefect"] != f"http://127.0.0.1:{SPECS['prefect'].first_port}", "the fixture takes that port"
+    with urllib.request.build_opener(urllib.request.ProxyHandler({})).open(
+        f"{services.urls['prefect']}/ui-settings", timeout=5
+    ) as response:
+        assert json.load(response)["api_url"] == services.prefect_api
+
+
 def test_client_env_names_our_servers_and_keeps_prefect_out_of_the_home_directory(services: ServicesHandle) -> None:
     env = services.client_env()
     assert env["PREFECT_API_URL"] == services.prefect_api
@@ -158,6 +184,13 @@ def test_client_env_names_our_servers_and_keeps_prefect_out_of_the_home_director
     assert Path(env["PREFECT_HOME"]).is_relative_to(services.home)
     assert Path(env["PREFECT_PROFILES_PATH"]).is_relative_to(services.home)
     assert "127.0.0.1" in env["NO_PROXY"].split(",")
+
+
+def test_both_servers_are_known_for_what_they_are(services: ServicesHandle) -> None:
+    config = load_config("tiny-smoke", [f"tracking.uri={services.mlflow_uri}"])
+    check_targets(config, PrefectApi(services.prefect_api, "--prefect-api"))
+    with pytest.raises(ConfigError, match="answers, but not as a Prefect API"):
+        check_targets(config, PrefectApi(services.mlflow_uri + "/api", "--prefect-api"))
 
 
 def test_drain_returns_once_every_task_run_is_recorded(services: ServicesHandle) -> None:
@@ -169,10 +202,13 @@ def test_drain_returns_once_every_task_run_is_recorded(services: ServicesHandle)
     start = time.monotonic()
     assert drain_prefect(services.prefect_api, [flow_run_id], 21, timeout_s=0.5) == 20
     assert time.monotonic() - start < 3
+    start = time.monotonic()
+    assert drain_prefect(services.prefect_api, [flow_run_id], 21, timeout_s=60) == 20, "the last one never comes"
+    assert STILL_S <= time.monotonic() - start < STILL_S + 3
 
 
 def test_serve_prints_addresses_and_ends_on_interrupt(services: ServicesHandle) -> None:
-    script = f"from pathlib import Path; from flows.services import serve; serve(Path({str(services.home)!r}))"
+    script = f"from pathlib import Path; from flows.services.serve import serve; serve(Path({str(services.home)!r}))"
     with subprocess.Popen([sys.executable, "-c", script], stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(3)]

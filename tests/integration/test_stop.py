@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import subprocess
 import sys
 from pathlib import Path
@@ -57,7 +58,8 @@ def test_a_run_is_spared_unless_forced(home: Path) -> None:
 
         assert "stopped: mlflow" in stop("--force")
         owner.wait(5)
-        assert not any(map(is_running, servers))
+        _, left = psutil.wait_procs(servers, timeout=5)  # the supervisor's last act is to exit
+        assert not any(map(is_running, left))
     assert not ServicesDirectory(home).state_file.exists()
     assert "no servers run" in stop()
 
@@ -77,4 +79,22 @@ def test_what_a_killed_supervisor_left_ends_and_strangers_do_not(home: Path) -> 
         finally:
             left.kill()
             stranger.kill()
+    assert not directory.state_file.exists()
+
+
+@pytest.mark.parametrize("content", ["", "{", "{}", "[]", '{"supervisor": {"pid": "x"}, "servers": {}}', "\udcff"])
+def test_damaged_files_of_servers_are_taken_for_absent(
+    home: Path, content: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    directory = ServicesDirectory(home)
+    directory.create()
+    lease = directory.write_lease("train ocr-1", {"mlflow": None})
+    for file in (directory.state_file, lease):
+        file.write_bytes(content.encode(errors="surrogateescape"))
+    with caplog.at_level(logging.WARNING):
+        assert directory.read_state() == State()
+        assert directory.living_leases() == {}
+    assert [f"{directory.state_file} is damaged" in caplog.text, f"{lease} is damaged" in caplog.text] == [True] * 2
+    assert not lease.exists()
+    assert "stopped: no server" in stop()
     assert not directory.state_file.exists()

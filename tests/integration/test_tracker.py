@@ -15,11 +15,16 @@ import pytest
 from mlflow import MlflowClient
 from PIL import Image
 
+from digenrl.configure import load_config
+from flows.history import History, IterationRow
 from flows.services import ServicesHandle
 from flows.services.state import ServicesDirectory
+from flows.session import _open_tracker
+from flows.tracking import Tracking
 from storage.outbox import Outbox
 from storage.processes import is_running
-from storage.tracker import Tracker, TrackerError
+from storage.runs import RunDirectory
+from storage.tracker import RunMissing, Tracker
 
 # MLflow's own models use what SQLAlchemy 2.1 deprecates; it shows where the database is opened in this process.
 pytestmark = pytest.mark.filterwarnings("ignore:The ``noload`` loader strategy is deprecated")
@@ -48,7 +53,7 @@ def crash_and_resume(uri: str, artifacts: Path | None) -> None:
     assert crashed.finish("FAILED") == 0
 
     resumed = tracker()
-    resumed.resume(run_id, {"lr": 1e-4, "seed": 1, "layout": "colocated"})
+    resumed.resume(run_id, {"lr": 1e-4, "seed": 1, "layout": "colocated"}, {"mlflow.note.content": "resumed"})
     for step in range(4, 8):
         resumed.log_iteration(step, {"reward/mean": 100.0 + step, "logp_gap/t=3": 0.5})
     resumed.log_image("samples/fixed", np.zeros((8, 8, 3), np.uint8), step=0)
@@ -58,6 +63,8 @@ def crash_and_resume(uri: str, artifacts: Path | None) -> None:
 
     client = MlflowClient(uri)
     run = client.get_run(run_id)
+    assert run.data.tags["mlflow.note.content"] == "resumed"
+    assert client.get_experiment(run.info.experiment_id).tags["mlflow.experimentKind"] == "custom_model_development"
     assert run.info.status == "FINISHED"
     assert run.data.params == {"lr": "0.0003", "seed": "1", "layout": "colocated"}
     changed = {k: v for k, v in run.data.tags.items() if k.startswith("param_changed.")}
@@ -84,7 +91,7 @@ def test_outage_is_bridged_and_said_twice(services: ServicesHandle, caplog: pyte
     run_id = tracker.start("ocr-1", {})
     assert tracker.page is not None
     assert tracker.page.startswith(f"{services.mlflow_uri}/#/experiments/")
-    assert tracker.page.endswith(f"/runs/{run_id}")
+    assert tracker.page.endswith(f"/runs/{run_id}/model-metrics?workflowType=machine_learning"), "its charts"
     tracker.log_iteration(0, {"reward": 0.0})
     kill_mlflow(services)
     with caplog.at_level(logging.WARNING):
@@ -158,6 +165,30 @@ def test_a_record_that_always_fails_is_dropped_while_the_service_answers() -> No
     assert delivered == [1]
 
 
-def test_an_unknown_run_cannot_be_resumed(sqlite_uri: str) -> None:
-    with pytest.raises(TrackerError, match="refused"):
-        Tracker(sqlite_uri, "refused").resume("0" * 32, {})
+def test_a_run_that_is_not_there_cannot_be_resumed(sqlite_uri: str) -> None:
+    tracker = Tracker(sqlite_uri, "refused")
+    with pytest.raises(RunMissing, match="refused"):
+        tracker.resume("0" * 32, {})
+    deleted = tracker.start("ocr-1", {})
+    tracker.finish()
+    MlflowClient(sqlite_uri).delete_run(deleted)
+    with pytest.raises(RunMissing, match="deleted"):
+        Tracker(sqlite_uri, "refused").resume(deleted, {})
+
+
+def test_a_run_that_mlflow_has_lost_is_recorded_anew(
+    sqlite_uri: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    config = load_config("tiny-smoke", [f"tracking.uri={sqlite_uri}", "tracking.experiment=anew"])
+    past = History([IterationRow(i, i / 100, 0.1, 16, 2.0, {}) for i in range(70)], {0: {0: 0.25}, 70: {0: 0.75}})
+    with caplog.at_level(logging.WARNING):
+        tracker = _open_tracker(config, "ocr-1", "0" * 32, "")
+    assert tracker is not None
+    (line,) = [record.message for record in caplog.records if record.name == "flows.session"]
+    assert f"does not have the run {'0' * 32}" in line
+    Tracking(tracker, RunDirectory(tmp_path), ()).catch_up(past, whole=True)
+    assert tracker.finish() == 0
+    client = MlflowClient(sqlite_uri)
+    assert client.get_run(tracker.run_id).data.params["seed"] == "0"
+    assert history(client, tracker.run_id, "reward/mean") == [(row.iteration, row.reward_mean) for row in past.rows]
+    assert history(client, tracker.run_id, "eval/reward_mean") == [(0, 0.25), (70, 0.75)]

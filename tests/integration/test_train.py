@@ -5,6 +5,7 @@ from __future__ import annotations
 import itertools
 import json
 import re
+import shutil
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -30,7 +31,7 @@ from flows.inference import Inference
 from flows.services import ServicesHandle, ensure
 from flows.services.state import ServicesDirectory
 from flows.weights import newest_weights
-from program import Home, Program, flow_runs, pages, post, task_runs
+from program import Home, Program, flow_runs, pages, post, task_runs, until
 from storage import checkpoints
 from storage.runs import RunDirectory
 
@@ -95,7 +96,11 @@ def test_the_summary_says_how_it_went(finished: Finished) -> None:
 
 
 def test_the_configuration_is_kept_as_resolved(finished: Finished) -> None:
-    assert finished.directory.read_config() == finished.config
+    kept = finished.directory.read_config()
+    settled = {"timestep_batch": kept.schedule.timestep_batch, "advantage": "group"}
+    schedule = finished.config.schedule.model_copy(update=settled)
+    assert kept == finished.config.model_copy(update={"schedule": schedule})
+    assert kept.schedule.timestep_batch in (1, 2, 3)
 
 
 def test_the_checkpoint_is_whole_and_named(finished: Finished) -> None:
@@ -114,6 +119,32 @@ def test_pictures_are_there(finished: Finished) -> None:
     for path in pictures.iterdir():
         with Image.open(path) as picture:
             picture.verify()
+
+
+def test_the_timeline_has_every_unit_once_and_says_what_devices_waited_for(finished: Finished) -> None:
+    events = json.loads(finished.directory.timeline_path.read_bytes())["traceEvents"]
+    shape = runspec.shape(finished.directory.read_config(), finished.config.evaluation.prompts)
+    batches = [batch for iteration in (0, 1) for batch in shape.micro_batches(iteration)]
+    units = [UpdateUnit(theta + 1) for theta in range(2 * shape.updates)]
+    units += [unit for batch in batches for unit in shape.train_units(batch)]
+    batches += [batch for version in (0, 2) for batch in shape.eval_micro_batches(version)]
+    units += [unit for batch in batches for unit in (*shape.rollout_units(batch), ScoreUnit(batch))]
+    ran = [event["name"] for event in events if event["ph"] == "X" and event["cat"] != "bubble"]
+    assert sorted(ran) == sorted(unit.label for unit in units)
+    with Image.open(finished.directory.path / "timeline.png") as picture:
+        assert picture.width > 1000
+
+    bubbles = finished.summary["bubbles"]
+    assert 0 < sum(bubbles.values()) < 1
+    assert bubbles["weights"] > 0, "on policy, rollouts wait for the optimiser's last step"
+    assert "devices waited for " in finished.program.stdout
+    assert f"timeline    {finished.directory.path / 'timeline.png'}" in finished.program.stdout
+
+
+def test_what_the_run_measured_plans_the_next_one(finished: Finished, tmp_path: Path) -> None:
+    plan = finished.home.run("plan", "tiny-smoke", "iterations=50", "--gantt", str(tmp_path)).stdout
+    assert f"costs: measured by the run {NAME}" in plan
+    assert {path.name for path in tmp_path.iterdir()} == {"plan-tiny-smoke.png", "plan-tiny-smoke.html"}
 
 
 def test_diffusers_draws_with_the_lora_what_the_run_draws(finished: Finished) -> None:
@@ -145,6 +176,7 @@ def test_the_log_has_what_the_terminal_has_not(finished: Finished) -> None:
     log = finished.directory.log_path.read_text()
     for part in ("flows.logbook: iteration 1: ", "saved file://", "prefect.flow_runs: Finished in state Completed"):
         assert part in log
+    assert "prefect.task_runs" not in log
     assert " ERROR " not in log
 
 
@@ -177,6 +209,22 @@ def test_prefect_shows_every_unit_of_the_first_iteration(finished: Finished) -> 
     later = {batch.label for batch in finished.shape.micro_batches(1)}
     (node,) = (name for name in rest if runs[name]["state"]["state_details"]["child_flow_run_id"] == page["id"])
     assert rest == {node, "evaluate v0", "evaluate v2", *later}, "coarser after the first"
+
+
+def test_prefect_has_the_runs_own_log_lines(finished: Finished) -> None:
+    body = {"logs": {"flow_run_id": {"any_": [finished.summary["prefect_flow_run_id"]]}}, "sort": "TIMESTAMP_ASC"}
+    lines = [line["message"] for line in post(finished.services.prefect_api, "/logs/filter", body)]
+    wanted = (
+        "worker 0 joined",
+        "version 0 evaluated: ",
+        "iteration 0: ",
+        "iteration 1: ",
+        "finishing",
+        "saved file://",
+    )
+    places = [next(i for i, line in enumerate(lines) if line.startswith(part)) for part in wanted]
+    assert places == sorted(places), "in the order in which it happened"
+    assert len(lines) < 30
 
 
 def _in_order(tags: list[str]) -> list[str]:
@@ -228,17 +276,26 @@ def test_mlflow_has_the_run_with_one_value_per_step(finished: Finished, tmp_path
     assert (run.info.status, run.info.run_name) == ("FINISHED", NAME)
     assert run.data.params["algorithm.samples_per_prompt"] == "4"
     assert run.data.tags["digenrl.run"] == NAME
+    note = run.data.tags["mlflow.note.content"]
+    for part in (
+        f"/runs/flow-run/{finished.summary['prefect_flow_run_id']})",
+        f"digenrl resume {NAME}",
+        "digenrl serve",
+    ):
+        assert part in note
 
     for name in run.data.metrics:
         steps = [metric.step for metric in client.get_metric_history(run_id, name)]
         assert steps == ([0, 2] if name.startswith("eval/") else [0, 1]), name
     wanted = {"reward/mean", "reward/std", "reward/p50", "eval/reward_mean", "train/grad_norm", "train/ratio"}
+    wanted |= {"bubble/samples", "bubble/weights", "bubble/std_scope", "bubble/orchestration"}
     wanted |= {"samples/per_second", "utilisation/worker_0", "utilisation/worker_1", "iteration/seconds"}
     assert wanted <= run.data.metrics.keys()
     assert run.data.metrics["eval/reward_mean"] == pytest.approx(finished.summary["eval_after"], abs=1e-5)
 
     files = {file.path for file in client.list_artifacts(run_id)}
     assert {"lora", "images", "summary.json", "config.yaml", "learning-curve.png", "before-after.png"} <= files
+    assert {"timeline.json", "timeline.png"} <= files
     grids = [file.path for file in client.list_artifacts(run_id, "images") if file.path.endswith(".png")]
     assert Counter(re.findall(r"held-out-(\d+)", " ".join(grids))) == {"000000": 1, "000002": 1}
     (adapter,) = client.list_artifacts(run_id, "lora")
@@ -266,6 +323,26 @@ def test_the_output_is_ours_alone(finished: Finished) -> None:
     assert any(re.match(r"\[ *\d+\.\d s\] iteration 2/2  reward \d", line) for line in lines)
     summary = finished.summary
     assert f"{summary['eval_before']:.3f} → {summary['eval_after']:.3f}" in finished.program.stdout
+
+
+def test_the_pages_are_named_before_the_first_iteration_and_by_serve(finished: Finished) -> None:
+    lines = finished.program.stdout.splitlines()
+    first = next(i for i, line in enumerate(lines) if "iteration 1/2" in line)
+    prefect = f"{finished.services.urls['prefect']}/runs/flow-run/{finished.summary['prefect_flow_run_id']}"
+    mlflow = f"/runs/{finished.summary['mlflow_run_id']}/model-metrics?workflowType=machine_learning"
+    assert any(line.endswith(f"Prefect  {prefect}") for line in lines[:first])
+    assert any("MLflow   http" in line and line.endswith(mlflow) for line in lines[:first])
+    assert finished.program.stdout.count("digenrl serve") == 1
+
+    serving = finished.home.start("serve")
+    until(lambda: "Ctrl-C" in serving.stdout, 30, "the addresses")
+    _, _, name, *pages_of_it = serving.stdout.splitlines()[:5]
+    assert name == NAME
+    assert pages_of_it[0] == f"  Prefect  {prefect}"
+    assert pages_of_it[1].startswith(f"  MLflow   {finished.services.urls['mlflow']}/#/experiments/")
+    assert pages_of_it[1].endswith(mlflow)
+    serving.interrupt()
+    serving.ends(0)
 
 
 def test_nothing_is_written_outside_the_home(finished: Finished) -> None:
@@ -314,13 +391,30 @@ def test_a_failing_run_says_why_in_one_sentence(finished: Finished) -> None:
     huge = ["optimizer.learning_rate=1e30", "optimizer.warmup_iterations=0", "evaluation.every=0"]
     program = finished.home.run("train", "tiny-smoke", *huge, "--name", "failing", code=1)
     *_, sentence = program.stderr.removesuffix(SERVERS_NOTE).splitlines()
-    assert re.fullmatch(r"digenrl: \d+ of 16 samples of iteration 1 failed; gates\.max_failed_share=0.5 allows 8", sentence)
+    assert re.fullmatch(
+        r"digenrl: \d+ of 16 samples of iteration 1 failed; gates\.max_failed_share=0.5 allows 8", sentence
+    )
     assert "Traceback" not in program.stdout + program.stderr
     (flow_run,) = flow_runs(finished.services.prefect_api, "failing")
     assert flow_run["state"]["type"] == "FAILED"
     assert "Traceback (most recent call last)" in (finished.home.path / "failing" / "log.txt").read_text()
     summary = RunDirectory(finished.home.path / "failing").read_summary()
     assert summary is not None and summary["status"] == "failed"
+
+
+def test_a_start_that_fails_leaves_the_name(finished: Finished, tmp_path: Path) -> None:
+    copy = tmp_path / "model"
+    shutil.copytree(locate(finished.config.model.path), copy)
+    (weights,) = (copy / "vae").glob("*.safetensors")
+    weights.unlink()
+    options = ["iterations=1", "evaluation.every=0", "schedule.timestep_batch=1", "--name", "corrected"]
+    program = finished.home.run("train", "tiny-smoke", f"model.path={copy}", *options, code=1)
+    assert (program.stdout + program.stderr).count("could not be loaded") == 2, "when it happens, and at the end"
+    assert max(map(len, program.stderr.splitlines())) < 500
+    corrected = finished.home.run("train", "tiny-smoke", *options)
+    assert "1 iterations, 16 samples" in corrected.stdout
+    states = [run["state"]["type"] for run in flow_runs(finished.services.prefect_api, "corrected")]
+    assert states == ["FAILED", "COMPLETED"]
 
 
 def test_another_prefect_server_and_no_mlflow(finished: Finished, services: ServicesHandle, tmp_path: Path) -> None:

@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable
+import shutil
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import pytest
 import torch
 
-from digenrl.configure import load_config
+from digenrl.configure import ConfigError, load_config
 from digenrl.policy import NumberedAdapter
-from flows.checkpointing import Checkpointer, restore
+from flows.checkpointing import Checkpointer, check_resumable, restore
 from flows.history import History
 from storage import checkpoints
+from storage.runs import RunDirectory
 from workers.listener import Evaluation, IterationReport, TrainerState
 
 #: Optimiser steps of an iteration of tiny-smoke.
@@ -161,3 +163,72 @@ def test_a_last_checkpoint_that_cannot_be_saved_is_an_error(tmp_path: Path) -> N
     run = Run(root, every=0)
     with pytest.raises(OSError, match="checkpoints"):
         go(lambda: run.publish(1), run)
+
+
+@pytest.fixture(scope="module")
+def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
+    """A run of 3 iterations that has a checkpoint after 2."""
+    home = tmp_path_factory.mktemp("home")
+    directory = RunDirectory.create(home, "tiny-smoke", load_config("tiny-smoke", ["iterations=3"]))
+    save(directory, 2, [0])
+    return directory
+
+
+def save(directory: RunDirectory, iterations: int, evaluated: Sequence[int]) -> None:
+    """Save what a run that has come so far would save."""
+    checkpointer = Checkpointer(directory.checkpoints, directory.read_config(), history := History())
+    for version in evaluated:
+        history.evaluated(Evaluation(version, {}, {}))
+    theta = iterations * UPDATES
+    state = TrainerState(theta, {"w": torch.ones(2)}, {"step": torch.tensor(theta)}, "h")
+
+    async def main() -> None:
+        checkpointer.published(iterations, state)
+        await checkpointer.finish()
+
+    asyncio.run(main())
+
+
+@pytest.mark.parametrize(
+    "override",
+    [
+        *("iterations=9", "optimizer.learning_rate=1e-4", "schedule.observe.every=0", "cluster.workers=3"),
+        *("evaluation.prompts=4", "checkpoint.keep=1", "gates.max_bad_updates=0", "tracking.uri=none"),
+    ],
+)
+def test_what_may_change_between_attempts(stopped: RunDirectory, override: str) -> None:
+    check_resumable(stopped, load_config(str(stopped.config_path), [override]))
+
+
+@pytest.mark.parametrize(
+    ("override", "fragment"),
+    [
+        ("seed=7", "seed was 0 when the checkpoint was saved and is 7 now"),
+        ("algorithm.prompts_per_iteration=2", "algorithm.prompts_per_iteration was 4 when"),
+        ("algorithm.updates_per_iteration=4", "algorithm.updates_per_iteration was 2 when"),
+        ("lora.rank=2", "lora.rank was "),
+        ("rewards.0.weight=2", "rewards was "),
+        ("optimizer.betas=[0.5, 0.5]", "optimizer.betas was [0.9, 0.999] when"),
+        ("schedule.micro_batch=1", "schedule.micro_batch was "),
+        ("data.prompts=package:other", "data.prompts was "),
+    ],
+)
+def test_what_would_make_another_run_is_refused(stopped: RunDirectory, override: str, fragment: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        check_resumable(stopped, load_config(str(stopped.config_path), [override]))
+    assert fragment in str(refused.value)
+    assert f"set it back in {stopped.config_path}" in str(refused.value)
+
+
+def test_a_run_is_complete_with_its_last_iteration_and_evaluation(tmp_path: Path) -> None:
+    directory = RunDirectory.create(tmp_path, "tiny-smoke", load_config("tiny-smoke", ["iterations=3"]))
+    config = directory.read_config()
+    check_resumable(directory, config)  # nothing is saved yet
+    save(directory, 3, [0])
+    check_resumable(directory, config)  # the evaluation at the end is left
+    check_resumable(directory, config.model_copy(update={"iterations": 4}))
+    shutil.rmtree(directory.checkpoints)
+    save(directory, 3, [0, 3])
+    for fewer in (3, 2):
+        with pytest.raises(ConfigError, match=r"is complete: .* has 3 iterations"):
+            check_resumable(directory, config.model_copy(update={"iterations": fewer}))

@@ -73,6 +73,13 @@ def test_rows_are_paired_by_prompt(reward: RewardMix) -> None:
     assert all(math.isfinite(value) for row in rows.values() for value in row.to_json()["rise_ci95"])
 
 
+def test_the_mix_of_one_reward_is_not_shown_twice() -> None:
+    drawn = ("042", "170", "830")
+    for weight, names in ((1.0, ["ocr", EXACT_MATCH]), (2.0, ["ocr", MIXED, EXACT_MATCH])):
+        found = batch(drawn, 0, RewardMix.of({"ocr": weight}), (True, True, True))
+        assert [row.name for row in compare(found, found)] == names
+
+
 def test_nothing_in_common_gives_no_rows(reward: RewardMix) -> None:
     one = batch(("042",), 0, reward, (True,))
     assert compare(one, batch(("178",), 1, reward, (True,))) == []

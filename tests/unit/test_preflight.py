@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import json
+import socket
 import subprocess
 import sys
+import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -24,11 +27,48 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A working directory with prompts and the files of a pipeline that preflight reads; no hub cache."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("HF_HUB_CACHE", str(tmp_path / "hub"))
-    monkeypatch.delenv("HF_HUB_OFFLINE", raising=False)
+    for name in ("HF_HUB_OFFLINE", "HF_TOKEN", "HF_TOKEN_PATH"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("HF_HOME", str(tmp_path / "hf"))
     prompts(tmp_path / "train.jsonl", range(20))
     prompts(tmp_path / "held_out.jsonl", range(20, 30))
     pipeline(tmp_path / "model")
     return tmp_path
+
+
+class Hub(BaseHTTPRequestHandler):
+    """Answers as the hub does (https://huggingface.co/docs/huggingface_hub/package_reference/utilities)."""
+
+    def do_HEAD(self) -> None:
+        """One model is there, one is gated, and one is open to whoever is logged in."""
+        owner, _, rest = self.path.strip("/").partition("/")
+        allowed = owner == "stabilityai" or (
+            owner == "private" and self.headers.get("Authorization") == "Bearer secret"
+        )
+        self.send_response(200 if allowed and rest.endswith("/resolve/main/model_index.json") else 401)
+        if not allowed:
+            self.send_header("X-Error-Code", {"gated": "GatedRepo"}.get(owner, "RepoNotFound"))
+        self.end_headers()
+
+    def log_message(self, *_: object) -> None:
+        """Say nothing."""
+
+
+@pytest.fixture(scope="module")
+def hub_address() -> Iterator[str]:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+        server.shutdown()
+        thread.join()
+
+
+@pytest.fixture
+def hub(hub_address: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The hub of this test."""
+    monkeypatch.setenv("HF_ENDPOINT", hub_address)
+    monkeypatch.setenv("NO_PROXY", "127.0.0.1")
 
 
 def prompts(path: Path, numbers: Sequence[int], target: str = "target") -> None:
@@ -142,6 +182,7 @@ def test_a_home_that_is_a_file_is_refused(files: Path) -> None:
     assert "must be a directory" in problem
 
 
+@pytest.mark.usefixtures("hub")
 @pytest.mark.parametrize(
     ("override", "fragment"),
     [
@@ -163,6 +204,32 @@ def test_a_cached_hub_model_is_looked_into(files: Path, monkeypatch: pytest.Monk
     assert "multiple of 4" in refusal("model.path=org/tiny", "model.height=13")[0]
     monkeypatch.setenv("HF_HUB_OFFLINE", "1")
     assert "HF_HUB_OFFLINE" in refusal("model.path=org/other")[0]
+
+
+@pytest.mark.usefixtures("hub")
+def test_the_hub_is_asked_for_what_is_not_here(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (missing,) = refusal("model.path=models/sd35")
+    for part in ("model.path=models/sd35 is no directory here", "no such model", "`hf auth login`"):
+        assert part in missing
+    (gated,) = refusal("model.path=gated/sd35")
+    assert "is gated: accept its conditions at " in gated
+    assert "/gated/sd35 and log in with `hf auth login`" in gated
+    assert len(refusal("model.path=private/sd35")) == 1
+    (files / "hf").mkdir()
+    (files / "hf" / "token").write_text("secret\n")
+    assert "will be downloaded" in notes_of("model.path=private/sd35")[0]
+    elsewhere = notes_of("model.path=models/sd35", "cluster.address=tcp://10.0.0.1:8786")
+    assert "no such model" in elsewhere[0], "other machines may have it in their cache"
+
+
+def test_a_hub_that_cannot_be_reached_is_one_sentence(files: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with socket.socket() as bound:  # nobody listens there
+        bound.bind(("127.0.0.1", 0))
+        monkeypatch.setenv("HF_ENDPOINT", f"http://127.0.0.1:{bound.getsockname()[1]}")
+        monkeypatch.setenv("NO_PROXY", "127.0.0.1")
+        (problem,) = refusal("model.path=org/tiny")
+    assert "not in the local hub cache" in problem and "cannot be reached" in problem
+    assert len(problem) < 400
 
 
 @pytest.mark.parametrize(
@@ -190,6 +257,11 @@ def test_cuda_is_looked_for_only_where_it_is_used(files: Path) -> None:
     if not torch.cuda.is_available():
         assert "cluster.device" in refusal("cluster.device=cuda")[0]
     assert notes_of("cluster.device=cuda", "cluster.address=tcp://host:8786") == []
+
+
+def test_a_local_cluster_must_fit_into_memory(files: Path) -> None:
+    assert "cluster.workers must be at most" in refusal("cluster.workers=100000")[0]
+    assert notes_of("cluster.workers=100000", "cluster.address=tcp://host:8786") == []
 
 
 def test_it_is_fast_and_imports_no_torch(files: Path) -> None:

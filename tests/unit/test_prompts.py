@@ -50,6 +50,9 @@ def test_text_files_hold_a_prompt_a_line(tmp_path: Path) -> None:
         (b'{"id": "b", "text": "042", "target": 42}', r"line 2: 'target' is 42; expected a string, such as \"42\""),
         (b'{"id": "b", "text": "042", "bold": true}', r"line 2: 'bold' is true; expected a string$"),
         (b'{"id": "b", "text": null}', r"line 2: 'text' is null; expected a string$"),
+        (rb'{"id": "b", "text": "04\ud800"}', r"line 2: 'text' holds the lone surrogate U\+D800 as its character 3"),
+        (rb'{"id": "b", "text": "042", "\udfff": "x"}', r"line 2: '\\udfff' holds the lone surrogate U\+DFFF as its"),
+        (b'{"id": "b", "text": "042", "more": ' + b"[" * 100_000, r"line 2: nested too deeply; expected an object"),
         ('{"id": "b", "text": "zwölf"}'.encode("latin-1"), r"line 2: byte 24 of the line \(0xf6\) is not UTF-8"),
     ],
 )

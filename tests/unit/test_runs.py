@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import multiprocessing
 import os
+import re
 from pathlib import Path
 
 import pytest
@@ -68,6 +69,36 @@ def test_a_taken_name_is_refused_and_names_resume(tmp_path: Path) -> None:
     assert run.config_path.read_bytes() == before
 
 
+def attempt(run: RunDirectory, iterations: int) -> None:
+    """An attempt that ends after so many iterations."""
+    with run.held():
+        assert run.is_held
+        run.write_summary({"status": "failed", "iterations": iterations})
+    assert not run.is_held
+
+
+def test_an_attempt_that_computed_nothing_does_not_take_the_name(tmp_path: Path) -> None:
+    run = create(tmp_path, name="mine")
+    assert not run.is_held
+    with pytest.raises(ConfigError, match="digenrl resume mine"):
+        create(tmp_path, name="mine")  # somebody may be about to train it
+    attempt(run, iterations=0)
+    (run.checkpoints / "step-000000-0123abcd").mkdir(parents=True)
+    with run.held(), pytest.raises(ConfigError, match="digenrl resume mine"):
+        create(tmp_path, name="mine")
+    create(tmp_path, name="mine")
+    assert [entry.name for entry in tmp_path.iterdir()] == ["mine"]
+    assert [entry.name for entry in run.path.iterdir()] == ["config.yaml"]
+
+    attempt(run, iterations=1)
+    with pytest.raises(ConfigError, match="digenrl resume mine"):
+        create(tmp_path, name="mine")
+    attempt(run, iterations=0)
+    (run.checkpoints / "step-000010-0123abcd").mkdir(parents=True)  # saved by an attempt that was killed
+    with pytest.raises(ConfigError, match="digenrl resume mine"):
+        create(tmp_path, name="mine")
+
+
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "a/b", "/etc", ".services", "-x", "a b", "ä", "a\n", "a\0", "x" * 65]
 )
@@ -127,12 +158,25 @@ def test_services_are_no_run(tmp_path: Path) -> None:
 def test_the_summary_is_replaced_whole(tmp_path: Path) -> None:
     run = create(tmp_path)
     assert run.read_summary() is None
-    run.write_summary({"iteration": 1})
-    run.write_summary({"iteration": 2, "reward": 0.5})
+    run.write_summary({"iterations": 1})
+    run.write_summary({"iterations": 2, "reward": 0.5})
     with pytest.raises(ValueError, match="not JSON compliant"):
         run.write_summary({"reward": float("nan")})
-    assert run.read_summary() == {"iteration": 2, "reward": 0.5}
+    assert run.read_summary() == {"iterations": 2, "reward": 0.5}
     assert sorted(entry.name for entry in run.path.iterdir()) == ["config.yaml", "summary.json"]
+
+
+@pytest.mark.parametrize("content", [b"", b'{"status": "runn', b"[1]", b"\xff", b'{"status": "completed"}'])
+def test_a_damaged_summary_is_named(tmp_path: Path, content: bytes) -> None:
+    run = create(tmp_path, name="mine")
+    with run.held():
+        pass
+    run.summary_path.write_bytes(content)
+    with pytest.raises(ConfigError, match=re.escape(f"{run.summary_path} is damaged (")):
+        run.read_summary()
+    assert run.summary_if_whole() == {}
+    with pytest.raises(ConfigError, match="digenrl resume mine"):
+        create(tmp_path, name="mine")  # it may have computed something
 
 
 def test_paths_lie_within_the_run(tmp_path: Path) -> None:
