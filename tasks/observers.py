@@ -193,10 +193,12 @@ class Observers(Listener):
         upstream: Sequence[Unit] = (),
         before: Outcome | None = None,
     ) -> State[None] | None:
+        # Looked up now: Prefect may be so late that the iteration is closed, and forgotten, before all have ended.
+        observed = [self._states[unit] for unit in upstream if unit in self._states]
         # A queued unit starts when the one before it on its lane ends: open the task run then, not when it was queued.
         if before is not None:
             await asyncio.wait([before])
-        states = [await self._states[unit] for unit in upstream if unit in self._states]
+        states = [await state for state in observed]
         if outcome.cancelled():
             return None
         # An attempt that failed was replaced by another; Prefect would never start what waits for it.
