@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import json
 import os
 import signal
@@ -118,6 +119,8 @@ class Home:
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
+                # Also where the tests themselves were started with nohup: a terminal can be closed.
+                preexec_fn=functools.partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),
             )
         self._programs.append(Program(process, out, err, time.monotonic()))
         return self._programs[-1]
