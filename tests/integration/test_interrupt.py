@@ -258,7 +258,7 @@ def test_the_resumed_run_ends_like_an_uninterrupted_one(interrupted: Interrupted
 def _check_tracking(uri: str, run_id: str) -> None:
     client = MlflowClient(uri)
     experiment = client.get_run(run_id).info.experiment_id
-    (run,) = client.search_runs([experiment])
+    (run,) = client.search_runs([experiment], f"attributes.run_name = '{NAME}'")
     assert (run.info.run_id, run.info.run_name, run.info.status) == (run_id, NAME, "FINISHED")
     for metric in ("reward/mean", "iteration/seconds", "train/grad_norm"):
         assert [m.step for m in client.get_metric_history(run_id, metric)] == list(range(ITERATIONS)), metric
