@@ -32,6 +32,7 @@ from digenrl.rewards.base import PromptRecord, Score
 from digenrl.scheduling.costs import CostModel
 from digenrl.scheduling.messages import Command, Event, Run
 from digenrl.scheduling.scheduler import Scheduler
+from digenrl.scheduling.shape import RunShape
 from digenrl.scheduling.units import Unit
 from workers.cluster import open_cluster
 from workers.engine import Engine
@@ -256,9 +257,7 @@ def engine_for(
     held_out = load_prompts(config.data.held_out) if config.data.held_out else ()
     first = start.theta // config.algorithm.updates_per_iteration if start is not None else 0
     shape = runspec.shape(config, len(held_out), first)
-    # Greedy help needs no predictions; search begins with these and learns better ones.
-    costs = CostModel.from_profile(shape, GUESS) if config.schedule.assist == "search" else None
-    scheduler = runspec.scheduler_of(config, shape, costs)
+    scheduler = scheduler_for(config, shape)
     return Engine(
         client=client,
         setup=RunSetup(uuid.uuid4().hex, config, len(held_out), first, replica),
@@ -267,6 +266,12 @@ def engine_for(
         prompts_of=lambda m: tuple(runspec.prompts_of(shape, m, train_prompts, held_out)),
         listener=listener,
     )
+
+
+def scheduler_for(config: RunConfig, shape: RunShape) -> Scheduler:
+    """The scheduler of such an engine. Greedy help needs no predictions; search begins with GUESS and learns better."""
+    costs = CostModel.from_profile(shape, GUESS) if config.schedule.assist == "search" else None
+    return runspec.scheduler_of(config, shape, costs)
 
 
 @dataclass(frozen=True)

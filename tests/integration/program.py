@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import functools
 import json
 import os
 import signal
@@ -37,6 +36,12 @@ def until(condition: Callable[[], Any], timeout_s: float, what: str) -> Any:
             pytest.fail(f"waited {timeout_s:.0f} s for {what}")
         time.sleep(0.05)
     return value
+
+
+def _as_in_a_terminal() -> None:
+    """Signals arrive, also where the tests themselves were started in the background or with nohup."""
+    for number in (signal.SIGINT, signal.SIGHUP):
+        signal.signal(number, signal.SIG_DFL)
 
 
 @dataclass
@@ -119,8 +124,7 @@ class Home:
                 stdout=stdout,
                 stderr=stderr,
                 start_new_session=True,
-                # Also where the tests themselves were started with nohup: a terminal can be closed.
-                preexec_fn=functools.partial(signal.signal, signal.SIGHUP, signal.SIG_DFL),
+                preexec_fn=_as_in_a_terminal,
             )
         self._programs.append(Program(process, out, err, time.monotonic()))
         return self._programs[-1]

@@ -18,7 +18,7 @@ from digenrl.config import RunConfig
 from digenrl.identity import MicroBatchId
 from digenrl.scheduling.messages import Run
 from digenrl.scheduling.units import RolloutUnit, TrainUnit, Unit, UpdateUnit
-from runs import Ground, OnUnit, Outcome, assert_as_expected, expected, kill, small
+from runs import Ground, OnUnit, Outcome, assert_as_expected, expected, kill, scheduler_for, small
 from wide import WideReplica, gradients
 from workers.listener import Dispatched
 
@@ -96,7 +96,7 @@ def test_stale_groups_are_those_of_the_loop(stale: Outcome) -> None:
 
 def test_the_log_of_a_run_replays_to_the_same_commands(stale: Outcome) -> None:
     config = small(*STALE)
-    fresh = runspec.scheduler_of(config, runspec.shape(config, 0))
+    fresh = scheduler_for(config, runspec.shape(config, 0))
     assert len(stale.log) > 100
     for now, event, commands in stale.log:
         assert fresh.handle(event, now) == commands
