@@ -86,13 +86,13 @@ class Server:
         while self._cores(0.5) > self.idle_cores + 0.05 and time.monotonic() < deadline:
             pass
 
-    def drain(self, flow_run_id: str, task_runs: int) -> None:
+    def drain(self, flow_run_ids: Sequence[str], task_runs: int) -> None:
         """Wait until it has recorded a flow run whole.
 
         Raises:
             RuntimeError: it has not after DRAIN_S.
         """
-        recorded = drain_prefect(self._api, flow_run_id, task_runs, DRAIN_S)
+        recorded = drain_prefect(self._api, flow_run_ids, task_runs, DRAIN_S)
         if recorded < task_runs:
             raise RuntimeError(f"Prefect recorded {recorded} of {task_runs} task runs within {DRAIN_S:.0f} s")
         self.settle()
@@ -117,7 +117,7 @@ class Bench:
         began, ours, whole, server_s = time.monotonic(), self._ours_s(), _machine_s(), self._server.cpu_s()
         reading, flow_run = self._probes[side.layout].run(side, iterations)
         if flow_run is not None:
-            self._server.drain(flow_run.id, flow_run.task_runs)
+            self._server.drain(flow_run.ids, flow_run.task_runs)
         seconds = time.monotonic() - began
         others = (_machine_s() - whole) - (self._ours_s() - ours)
         reading = replace(reading, others_cores=max(others / seconds, 0.0))

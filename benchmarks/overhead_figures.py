@@ -128,9 +128,9 @@ class Reading:
 
 @dataclass(frozen=True)
 class FlowRun:
-    """A Prefect flow run that was made, and how many task runs it emitted."""
+    """A Prefect flow run that was made with its subflow runs, and how many task runs they emitted."""
 
-    id: str
+    ids: tuple[str, ...]
     task_runs: int
 
 

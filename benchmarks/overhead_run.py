@@ -89,7 +89,8 @@ async def run_observed(client: Client, side: Side, config: RunConfig) -> tuple[R
         await _drive(client, side, config, shape, Listeners(recorder, observers))
         share = observers.share
         await observers.close()
-        return recorder.reading(share), FlowRun(str(flow_run.id), observers.emitted)
+        ids = (str(flow_run.id), *map(str, observers.flow_runs))
+        return recorder.reading(share), FlowRun(ids, observers.emitted)
 
     return await overhead()
 
