@@ -143,9 +143,7 @@ class Observers(Listener):
             return self._config.detail
         per_run_s = self._cost_s / self.emitted if self.emitted else 0.0
         runs = len(self._shape.micro_batches(iteration))
-        # Detailed iterations may have used up what there is.
-        affordable = self.share <= BUDGET and runs * per_run_s <= BUDGET * self._iteration_s
-        return "microbatch" if affordable else "iteration"
+        return "microbatch" if runs * per_run_s <= BUDGET * self._iteration_s else "iteration"
 
     # --- edges ---
 
