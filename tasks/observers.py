@@ -28,7 +28,7 @@ from workers.listener import Dispatched, Evaluation, IterationReport, Listener
 
 logger = logging.getLogger(__name__)
 
-#: Share of the run's time that `detail: auto` lets observing cost outside detailed iterations.
+#: Share of the run's time up to which `detail: auto` shows micro-batches; detailed iterations count.
 BUDGET = 0.02
 
 #: How long the end of a run may wait for Prefect here.
@@ -143,7 +143,8 @@ class Observers(Listener):
             return self._config.detail
         per_run_s = self._cost_s / self.emitted if self.emitted else 0.0
         runs = len(self._shape.micro_batches(iteration))
-        return "microbatch" if runs * per_run_s <= BUDGET * self._iteration_s else "iteration"
+        affordable = self.share <= BUDGET and runs * per_run_s <= BUDGET * self._iteration_s
+        return "microbatch" if affordable else "iteration"
 
     # --- edges ---
 

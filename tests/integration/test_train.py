@@ -70,8 +70,10 @@ class Finished:
 def finished(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Finished]:
     path = tmp_path_factory.mktemp("train") / "home"
     with Home(path) as home, ensure(owner="pytest", home=path) as services:
-        program = home.run("train", "tiny-smoke")
-        config = load_config("tiny-smoke")
+        # In a run of seconds, its detailed iteration leaves `auto` nothing to show micro-batches with.
+        observed = "schedule.observe.detail=microbatch"
+        program = home.run("train", "tiny-smoke", observed)
+        config = load_config("tiny-smoke", [observed])
         shape = runspec.shape(config, config.evaluation.prompts)
         yield Finished(home, services, program, RunDirectory(path / NAME), config, shape)
 
