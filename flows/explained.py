@@ -19,6 +19,7 @@ from digenrl.scheduling.messages import Event
 from digenrl.scheduling.scopes import StdScope
 from digenrl.scheduling.shape import RunShape
 from digenrl.scheduling.trace import TracedUnit, from_records
+from flows.gantt.layout import chart
 from flows.gantt.picture import chrome_trace, gantt_png
 from storage.atomic import write_atomically
 from workers.meter import Span
@@ -76,7 +77,8 @@ class Explained:
         if shown is not None:
             first, last = shown
             title += f", iteration {first}" if first == last else f", iterations {first} to {last}"
-        write_atomically(picture, gantt_png(self.spans, names, bubbles=self.bubbles, iterations=shown, title=title))
+        drawn = chart(self.spans, names, bubbles=self.bubbles, iterations=shown)
+        write_atomically(picture, gantt_png(drawn, title))
 
 
 def explain(notes: Notes, shape: RunShape, std_scope: StdScope, *, at_once: bool) -> Explained:

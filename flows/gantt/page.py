@@ -7,13 +7,11 @@ at. Colours follow the reader's light or dark setting.
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping
 from html import escape
 
 from digenrl.scheduling.bubbles import CAUSES, Bubble, Cause
-from digenrl.scheduling.trace import TracedUnit
-from digenrl.scheduling.units import Lane
-from flows.gantt.layout import ACTIVITY_WORDS, COLOURS, DEVICES, DIM, PALE, Bar, Chart, activities_in, bars_of, chart
+from flows.gantt.layout import ACTIVITY_WORDS, COLOURS, DIM, PALE, Bar, Chart, activities_in, bars_of
 
 _TOP, _BOTTOM = 22, 26
 
@@ -44,31 +42,14 @@ text { fill: var(--ink); font: 12px system-ui, sans-serif }
 _VARIABLE = {cause: f"--{cause.replace(' ', '-')}" for cause in CAUSES}
 
 
-def gantt_html(
-    spans: Sequence[TracedUnit],
-    names: Mapping[str, str],
-    *,
-    bubbles: Sequence[Bubble] = (),
-    iterations: tuple[int, int] | None = None,
-    lanes: Collection[Lane] = DEVICES,
-    title: str = "Timeline",
-    width: int = 1600,
-) -> str:
+def gantt_html(drawn: Chart, title: str = "Timeline", width: int = 1600) -> str:
     """The page.
 
     Args:
-        spans: what ran.
-        names: worker -> name to show; workers not named are shown as they are.
-        bubbles: idle intervals of the same run, filled by cause.
-        iterations: first and last iteration to show; None: everything.
-        lanes: which lanes get a row.
+        drawn: what to show.
         title: heading of the page.
         width: of the chart in pixels; a wider one scrolls.
-
-    Raises:
-        ValueError: there is nothing to show in these iterations.
     """
-    drawn = chart(spans, names, bubbles=bubbles, iterations=iterations, lanes=lanes)
     row = 26 if len(drawn.rows) <= 16 else 18
     summary = f"{len(drawn.rows)} lanes, {drawn.seconds:.4g} s, devices busy {drawn.busy:.1%}"
     return "\n".join(

@@ -9,13 +9,13 @@ from __future__ import annotations
 import io
 import math
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any
 
 from digenrl.scheduling.bubbles import Bubble
 from digenrl.scheduling.trace import TracedUnit
 from digenrl.scheduling.units import Lane
-from flows.gantt.layout import ACTIVITY_WORDS, COLOURS, DEVICES, PALE, Chart, activities_in, bars_of, chart, natural
+from flows.gantt.layout import ACTIVITY_WORDS, COLOURS, PALE, Chart, activities_in, bars_of, natural
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -62,33 +62,12 @@ def chrome_trace(
     return {"traceEvents": events, "displayTimeUnit": "ms"}
 
 
-def gantt_png(
-    spans: Sequence[TracedUnit],
-    names: Mapping[str, str],
-    *,
-    bubbles: Sequence[Bubble] = (),
-    iterations: tuple[int, int] | None = None,
-    lanes: Collection[Lane] = DEVICES,
-    title: str = "",
-) -> bytes:
-    """The timeline as a picture.
-
-    Args:
-        spans: what ran.
-        names: worker -> name to show; workers not named are shown as they are.
-        bubbles: idle intervals of the same run, filled by cause.
-        iterations: first and last iteration to show; None: everything.
-        lanes: which lanes get a row.
-        title: above the chart, on the left.
-
-    Raises:
-        ValueError: there is nothing to show in these iterations.
-    """
+def gantt_png(drawn: Chart, title: str = "") -> bytes:
+    """The timeline as a picture; `title` stands above it, on the left."""
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
     from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    drawn = chart(spans, names, bubbles=bubbles, iterations=iterations, lanes=lanes)
     height = 0.36 if len(drawn.rows) <= 12 else 0.24 if len(drawn.rows) <= 32 else 0.17
     engine = ConstrainedLayoutEngine(h_pad=0.09, w_pad=0.09)
     figure = Figure(figsize=(14, 1.75 + height * len(drawn.rows)), dpi=110, layout=engine)

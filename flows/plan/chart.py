@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-from flows.gantt.layout import natural
+from flows.gantt.layout import chart, natural
 from flows.gantt.page import gantt_html
 from flows.gantt.picture import gantt_png
 from flows.plan.schedules import Planned
@@ -30,10 +30,9 @@ def write_chart(planned: Planned, folder: Path, stem: str, title: str) -> list[P
     first = min(span.version for span in prediction.spans) + 1
     iterations = (first, first + min(counted, MOST_ITERATIONS) - 1)
     png, html = folder / f"{stem}.png", folder / f"{stem}.html"
-    picture = gantt_png(spans, names, bubbles=bubbles, iterations=iterations, title=title)
-    write_atomically(png, picture)
-    page = gantt_html(spans, names, bubbles=bubbles, iterations=iterations, title=title)
-    write_atomically(html, page.encode())
+    drawn = chart(spans, names, bubbles=bubbles, iterations=iterations)
+    write_atomically(png, gantt_png(drawn, title))
+    write_atomically(html, gantt_html(drawn, title).encode())
     return [png, html]
 
 

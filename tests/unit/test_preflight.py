@@ -6,10 +6,8 @@ import json
 import socket
 import subprocess
 import sys
-import threading
 import time
 from collections.abc import Iterator, Sequence
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +16,7 @@ from safetensors.numpy import save_file
 
 from digenrl.configure import ConfigError, load_config
 from digenrl.preflight import check
+from http_servers import Quiet, serving
 
 LAYERS = ("transformer_blocks.0.attn.to_q", "transformer_blocks.0.attn.to_k", "transformer_blocks.0.ff.net.2")
 
@@ -36,7 +35,7 @@ def files(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
-class Hub(BaseHTTPRequestHandler):
+class Hub(Quiet):
     """Answers as the hub does (https://huggingface.co/docs/huggingface_hub/package_reference/utilities)."""
 
     def do_HEAD(self) -> None:
@@ -50,18 +49,11 @@ class Hub(BaseHTTPRequestHandler):
             self.send_header("X-Error-Code", {"gated": "GatedRepo"}.get(owner, "RepoNotFound"))
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
 
 @pytest.fixture(scope="module")
 def hub_address() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Hub) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
-        thread.join()
+    with serving(Hub) as address:
+        yield address
 
 
 @pytest.fixture

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
 import time
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 from distributed import Scheduler
@@ -15,9 +13,10 @@ from distributed import Scheduler
 from digenrl import preflight_targets
 from digenrl.configure import ConfigError, load_config
 from digenrl.preflight_targets import PrefectApi, check_targets, url_problem
+from http_servers import Quiet, serving
 
 
-class Servers(BaseHTTPRequestHandler):
+class Servers(Quiet):
     """Prefect below /prefect/api, MLflow below /mlflow, both again below /locked, and nothing else."""
 
     def do_GET(self) -> None:
@@ -26,18 +25,11 @@ class Servers(BaseHTTPRequestHandler):
         self.send_response((401 if self.path != path else 200) if known else 404)
         self.end_headers()
 
-    def log_message(self, *_: object) -> None:
-        """Say nothing."""
-
 
 @pytest.fixture(scope="module")
 def http() -> Iterator[str]:
-    with ThreadingHTTPServer(("127.0.0.1", 0), Servers) as server:
-        thread = threading.Thread(target=server.serve_forever)
-        thread.start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-        thread.join()
+    with serving(Servers) as address:
+        yield address
 
 
 def refusal(*overrides: str, prefect: str | None = None) -> str:

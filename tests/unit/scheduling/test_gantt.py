@@ -90,9 +90,9 @@ def test_numbers_in_names_are_sorted_as_numbers():
 
 
 def test_the_picture_grows_with_the_fleet(run: Prediction):
-    few = Image.open(io.BytesIO(gantt_png(run.spans, NAMES, bubbles=run.bubbles, iterations=(1, 2), title="few")))
+    few = Image.open(io.BytesIO(gantt_png(chart(run.spans, NAMES, bubbles=run.bubbles, iterations=(1, 2)), "few")))
     fleet = predict(model(), [Pool("fast", 40)], Colocated(), iterations=3)
-    many = Image.open(io.BytesIO(gantt_png(fleet.spans, {}, bubbles=fleet.bubbles)))
+    many = Image.open(io.BytesIO(gantt_png(chart(fleet.spans, {}, bubbles=fleet.bubbles))))
     assert few.width == many.width
     assert few.height < many.height < 2000
     # White ground, rollout blue, train orange and the bubbles' pale colours are all there.
@@ -101,7 +101,7 @@ def test_the_picture_grows_with_the_fleet(run: Prediction):
 
 
 def test_the_page_is_self_contained_and_well_formed(run: Prediction):
-    page = gantt_html(run.spans, NAMES, bubbles=run.bubbles, title="a < b & c")
+    page = gantt_html(chart(run.spans, NAMES, bubbles=run.bubbles), "a < b & c")
     assert not re.search(r"https?:|src=|href=|url\(|@import|<script", page)
     body = page[page.index("<body>") : page.index("</html>")]
     root = ElementTree.fromstring(body)
