@@ -167,7 +167,7 @@ class ScheduleConfig(Section):
     timestep_batch: int | Literal["auto"] = Field(
         "auto",
         description="Trained timesteps per forward and backward pass (TSP). auto: measured on the workers before the "
-        "run, the largest that fits their memory and takes the least time per timestep.",
+        "run, the largest that fits their memory and takes the least time per timestep; a number repeats bit for bit.",
     )
     steps_per_unit: int | Literal["auto"] = Field(
         "auto",
@@ -207,7 +207,7 @@ class ScheduleConfig(Section):
         if given.get("timestep_batch", "auto") not in (1, "auto"):
             raise ValueError(
                 f"layout=genrl stands for layout=colocated with timestep_batch=1, but timestep_batch="
-                f"{given['timestep_batch']} is set; leave it out, or use layout=colocated"
+                f"{given['timestep_batch']} is set; write timestep_batch=1, or use layout=colocated"
             )
         return {**given, "layout": "colocated", "timestep_batch": 1}
 

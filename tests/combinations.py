@@ -25,7 +25,13 @@ VALUES: dict[str, tuple[str, ...]] = {
 }
 
 #: 4 groups of 4 samples, 2 updates: half of the groups are those of the first update.
-BASE = ("cluster.workers=3", "schedule.micro_batch=2", "algorithm.num_steps=6", "iterations=2")
+BASE = (
+    "cluster.workers=3",
+    "schedule.micro_batch=2",
+    "schedule.timestep_batch=auto",
+    "algorithm.num_steps=6",
+    "iterations=2",
+)
 
 ROWS: tuple[tuple[str, ...], ...] = (
     ("colocated", "true", "auto", "off", "0", "auto", "auto", "unit"),

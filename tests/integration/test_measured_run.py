@@ -26,6 +26,7 @@ OVERRIDES = (
     "schedule.layout=digenrl",
     "schedule.trainer_assist=search",
     "schedule.micro_batch=2",
+    "schedule.timestep_batch=auto",
     "schedule.stale_fraction=0.5",
     "evaluation.every=0",
     "checkpoint.every=2",

@@ -99,10 +99,8 @@ def test_the_summary_says_how_it_went(finished: Finished) -> None:
 
 def test_the_configuration_is_kept_as_resolved(finished: Finished) -> None:
     kept = finished.directory.read_config()
-    settled = {"timestep_batch": kept.schedule.timestep_batch, "advantage": "group"}
-    schedule = finished.config.schedule.model_copy(update=settled)
+    schedule = finished.config.schedule.model_copy(update={"advantage": "group"})
     assert kept == finished.config.model_copy(update={"schedule": schedule})
-    assert kept.schedule.timestep_batch in (1, 2, 3)
 
 
 def test_the_checkpoint_is_whole_and_named(finished: Finished) -> None:

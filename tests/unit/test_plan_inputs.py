@@ -21,6 +21,7 @@ from flows.plan.subject import Subject, subject_of
 from storage.runs import RunDirectory
 
 COSTS = {"rollout_step_s": 0.1, "decode_s": 0.2, "train_s": {"3": 0.9}, "score_s": 0.4, "update_s": 0.05, "gap_s": 0.01}
+AUTO = "schedule.timestep_batch=auto"
 
 
 @pytest.fixture(autouse=True)
@@ -117,13 +118,13 @@ def test_a_profile_is_checked(tmp_path: Path, text: str, fragment: str) -> None:
 
 def test_an_automatic_timestep_batch_is_that_of_the_run(home: Path) -> None:
     trained(home, "tiny-smoke", "schedule.timestep_batch=2")
-    assert place_of(subject_of("tiny-smoke", []), None, None).subject.shape.timestep_batch == 2
+    assert place_of(subject_of("tiny-smoke", [AUTO]), None, None).subject.shape.timestep_batch == 2
     asked = subject_of("tiny-smoke", ["schedule.timestep_batch=1"])
     assert place_of(asked, None, None).subject.shape.timestep_batch == 1
 
 
 def test_an_automatic_timestep_batch_is_the_best_of_a_profile(tmp_path: Path) -> None:
-    subject, path = profiled(tmp_path)
+    subject, path = profiled(tmp_path, AUTO)
     assert place_of(subject, None, path).subject.shape.timestep_batch == 3
     path.write_text(json.dumps({"cpu": COSTS | {"train_s": {"1": 0.1, "3": 0.9}}}))
     assert place_of(subject, None, path).subject.shape.timestep_batch == 1

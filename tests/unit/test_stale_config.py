@@ -36,7 +36,10 @@ def test_fraction_is_rounded_down_to_whole_groups(fraction: float, groups: int, 
             ["schedule.stale_fraction=0.5", "schedule.layout=colocated"],
             "stale_fraction=0.5 gains nothing with layout=colocated, where nobody generates while the others train",
         ),
-        (["schedule.stale_fraction=0.5", "schedule.layout=genrl"], "stale_fraction=0.5 gains nothing"),
+        (
+            ["schedule.stale_fraction=0.5", "schedule.layout=genrl", "schedule.timestep_batch=1"],
+            "stale_fraction=0.5 gains nothing",
+        ),
         (
             ["schedule.stale_fraction=0.1"],
             "schedule.stale_fraction=0.1 is less than one of algorithm.prompts_per_iteration=8 groups; "
