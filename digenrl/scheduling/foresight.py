@@ -7,12 +7,12 @@ is needed later, and begins nothing at the end that it would be waited for.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from digenrl.identity import MicroBatchId
 from digenrl.scheduling.costs import CostModel
 from digenrl.scheduling.fleet import Worker
+from digenrl.scheduling.free_times import FreeTimes
 from digenrl.scheduling.messages import Event, TrajectoryRef, Transfer, WorkerJoined
 from digenrl.scheduling.units import RolloutUnit, TrainUnit, Unit
 
@@ -25,6 +25,7 @@ class Foresight:
         self.costs = costs
         shape = costs.shape
         self._kinds: set[str] = set()
+        self._free = FreeTimes()
         self._trajectory = RolloutUnit(MicroBatchId("train", shape.start_iteration, 0), 0, shape.num_steps)
 
     def observe(self, event: Event) -> None:
@@ -36,10 +37,20 @@ class Foresight:
     def given(self, unit: Unit, worker: Worker, now: float) -> None:
         """A device was given a unit."""
         worker.until = max(now, worker.until) + self.unit_s(unit, worker.kind)
+        self._free.note(worker)
 
     def ended(self, worker: Worker, now: float) -> None:
         """A device ended a unit and begins the next one it has, if any."""
         worker.until = now + sum(self.unit_s(unit, worker.kind) for unit in worker.device)
+        self._free.note(worker)
+
+    def assigned(self, worker: Worker) -> None:
+        """A worker has other roles than before."""
+        self._free.note(worker)
+
+    def left(self, name: str) -> None:
+        """A worker is gone."""
+        self._free.forget(name)
 
     def free_at(self, worker: Worker, now: float) -> float:
         """When the device has done what it has been given; `now` if it is idle or late."""
@@ -57,14 +68,24 @@ class Foresight:
         """Bringing a trajectory to a worker."""
         return self.costs.move_s(Transfer(TrajectoryRef(self._trajectory.micro_batch), "", worker.name))
 
-    def outrun(self, worker: Worker, others: Iterable[Worker], unit: TrainUnit | None, now: float, most: int) -> int:
+    def outrun(
+        self,
+        worker: Worker,
+        unit: TrainUnit | None,
+        now: float,
+        *,
+        others: Callable[[Worker], bool],
+        without: Iterable[Worker],
+        most: int,
+    ) -> int:
         """How many units the others would have ended before this worker ended one more.
 
         Args:
             worker: who is asked.
-            others: who else could take such a unit; the worker itself does not count.
             unit: such a unit; None: a whole trajectory.
             now: the driver's clock.
+            others: who else takes such units; must depend on its kind, roles and capabilities only.
+            without: workers of whom that is true, but who take none now. None twice, and not `worker`.
             most: counting stops there.
         """
         seconds: dict[str, float] = {}
@@ -77,12 +98,4 @@ class Foresight:
         end = self.free_at(worker, now) + needs(worker.kind)
         if now + min(map(needs, self._kinds)) >= end:
             return 0
-        count = 0
-        for other in others:
-            if count >= most:
-                break
-            theirs = needs(other.kind)
-            if other is not worker and theirs > 0 and now + theirs < end:
-                left = end - max(now, other.until) if other.device else end - now
-                count += max(0, math.ceil(left / theirs - 1e-9) - 1)
-        return min(count, most)
+        return self._free.ended_before(end, now, needs, others, (worker, *without), most)

@@ -6,9 +6,9 @@ possible. Without it, whoever takes the first micro-batch of a group gets the wh
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import defaultdict
 from collections.abc import Callable
-from heapq import heappop, heappush
 
 from digenrl.identity import MicroBatchId
 
@@ -28,40 +28,45 @@ class Line:
         """How many wait, for whomever."""
         return self._length
 
-    def add(self, micro_batch: MicroBatchId, *, bound: bool = True) -> None:
-        """Join the line. `bound`: for the worker that has the rest of the group, if there is one."""
+    def add(self, micro_batch: MicroBatchId) -> None:
+        """Join the line: that of the worker which has the rest of the group, if there is one."""
         self._length += 1
-        owner = self._owner.get(self._group_of(micro_batch)) if self._group_of is not None and bound else None
-        heappush(self._anybody if owner is None else self._own[owner], micro_batch)
+        owner = self._owner.get(self._group_of(micro_batch)) if self._group_of is not None else None
+        insort(self._anybody if owner is None else self._own[owner], micro_batch)
 
     def has_own(self, worker: str) -> bool:
         """Whether micro-batches wait for this worker only."""
         return bool(self._own.get(worker))
 
-    def first(self, worker: str) -> MicroBatchId | None:
-        """What `take` would return."""
-        heap = self._own.get(worker) or self._anybody
-        return heap[0] if heap else None
+    def first(self, worker: str, skip: int = 0) -> MicroBatchId | None:
+        """The first micro-batch for a worker, behind `skip` others."""
+        waiting = self._own.get(worker) or self._anybody
+        return waiting[skip] if skip < len(waiting) else None
 
-    def take(self, worker: str) -> MicroBatchId | None:
-        """Leave the line: the first micro-batch for a worker. The rest of a group nobody has begun is bound to it."""
-        heap = self._own.get(worker) or self._anybody
-        if not heap:
-            return None
+    def take(self, worker: str, skip: int = 0) -> None:
+        """`first` leaves the line. What follows of a group nobody has begun is bound to the worker."""
+        waiting = self._own.get(worker) or self._anybody
         self._length -= 1
-        taken = heappop(heap)
-        if self._group_of is not None and heap is self._anybody:
-            group = self._group_of(taken)
-            if group not in self._owner:
-                self._owner[group] = worker
-                while heap and self._group_of(heap[0]) == group:
-                    heappush(self._own[worker], heappop(heap))
-        return taken
+        taken = waiting.pop(skip)
+        if self._group_of is None or waiting is not self._anybody:
+            return
+        group = self._group_of(taken)
+        if group not in self._owner:
+            self._owner[group] = worker
+            end = skip
+            while end < len(waiting) and self._group_of(waiting[end]) == group:
+                end += 1
+            self._own[worker] += waiting[skip:end]
+            del waiting[skip:end]
+
+    def unbind(self, worker: str, skip: int) -> None:
+        """`first`, which waits for this worker only, is anybody's."""
+        insort(self._anybody, self._own[worker].pop(skip))
 
     def release(self, stays: Callable[[str], bool]) -> None:
         """What is bound to workers that do not stay is anybody's again, and whoever takes it gets all of it."""
-        gone = [worker for worker in dict.fromkeys(self._owner.values()) if not stays(worker)]
+        gone = {worker for worker in self._owner.values() if not stays(worker)}
         for worker in gone:
-            for micro_batch in self._own.pop(worker, []):
-                heappush(self._anybody, micro_batch)
+            self._anybody += self._own.pop(worker, [])
+        self._anybody.sort()
         self._owner = {group: worker for group, worker in self._owner.items() if worker not in gone}

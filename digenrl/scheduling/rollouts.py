@@ -139,16 +139,23 @@ class Rollouts:
 
         Trainers that help are counted on only as long as this worker has something else to do.
         """
-        state, workers = self._state, self._state.fleet.workers
+        state, layout = self._state, self._state.layout
         head = state.batches.get(line.first(worker.name) or MicroBatchId("train", 0, 0))
         if state.foresight is None or state.stuck or not self._gap or head is None or head.avoid:
             return 0
-        holders = state.ledger.adapters(head.theta)
-        others = [workers[name] for name in state.fleet.rollers if name in holders]
-        if worker.device:
-            helping = [w for w in state.trainers if w.device or w.name not in state.resting]
-            others += [w for w in helping if "rollout" in state.layout.takes(w, state.stage)]
-        return state.foresight.outrun(worker, others, None, state.now, len(line))
+        fleet, holders, busy = state.fleet, state.ledger.adapters(head.theta), bool(worker.device)
+
+        def takes(other: Worker) -> bool:
+            helps = busy and "train" in other.roles and "rollout" in layout.takes(other, state.stage)
+            return helps or "rollout" in other.roles
+
+        rollers = fleet.rollers.union(fleet.trainers) if busy else fleet.rollers
+        absent = rollers.difference(holders)
+        if busy:
+            resting = (fleet.workers[name] for name in state.resting - fleet.rollers if name in fleet.workers)
+            absent.update(other.name for other in resting if not other.device)
+        without = [fleet.workers[name] for name in absent if name != worker.name]
+        return state.foresight.outrun(worker, None, state.now, others=takes, without=without, most=len(line))
 
     def _may_queue_ahead(self, line: Line, worker: Worker) -> bool:
         """Whether a busy device gets a new trajectory already.
@@ -173,26 +180,24 @@ class Rollouts:
     def _pop(self, line: Line, worker: Worker, skip: int) -> Batch | None:
         """Take the first micro-batch behind `skip` others that this worker has the adapter for and has not failed."""
         batches, ledger = self._state.batches, self._state.ledger
-        passed_over: list[Batch] = []
-        found = None
-        while found is None and (first := line.first(worker.name)) is not None:
-            batch = batches.get(first)
+        while (waiting := line.first(worker.name, skip)) is not None:
+            batch = batches.get(waiting)
             if batch is None or not batch.needed or ledger.holders(batch.id):
                 # It was to be generated again, but that has become needless.
-                line.take(worker.name)
+                line.take(worker.name, skip)
                 if batch is not None:
                     batch.queued = False
                 continue
             if worker.name not in ledger.adapters(batch.theta):
-                break
-            line.take(worker.name)
-            if len(passed_over) < skip or (worker.name in batch.avoid and self._others(batch)):
-                passed_over.append(batch)
+                return None
+            if worker.name not in batch.avoid or not self._others(batch):
+                line.take(worker.name, skip)
+                return batch
+            if line.has_own(worker.name):
+                line.unbind(worker.name, skip)
             else:
-                found = batch
-        for batch in passed_over:
-            line.add(batch.id, bound=not batch.avoid)
-        return found
+                skip += 1
+        return None
 
     def _others(self, batch: Batch) -> bool:
         """Whether some worker could generate the micro-batch that has not failed to."""

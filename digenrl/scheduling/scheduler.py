@@ -309,7 +309,7 @@ class Scheduler:
             self._try_again()
 
     def _on_lost(self, event: m.WorkerLost) -> None:
-        worker = self._state.fleet.leave(event.worker)
+        worker = self._state.leave(event.worker)
         if worker is None:
             return
         self._state.lost_with(worker)

@@ -80,12 +80,12 @@ class BubbleSearch:
 
         What is due during the first trajectory is granted in advance, and no search takes more than one worker's part.
         """
-        state, workers = self._state, self._state.fleet.workers.values()
+        state, fleet = self._state, self._state.fleet
         if self._began is None:
             self._began = state.now
-        trajectory = _SHARE / _STEP_S * min(self._foresight.rollout_s(worker.kind) for worker in workers)
+        trajectory = _SHARE / _STEP_S * min(self._foresight.rollout_s(kind) for kind, n in fleet.kinds.items() if n)
         due = _SHARE / _STEP_S * (state.now - self._began)
-        return min(trajectory / len(workers), trajectory + due - self.steps)
+        return min(trajectory / len(fleet.workers), trajectory + due - self.steps)
 
     def _better(self, base: Outlook, place: int, budget: float) -> bool:
         # Both answers lead to 2 ** depth leaves, each of which is followed to the end twice.

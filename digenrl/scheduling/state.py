@@ -209,6 +209,12 @@ class State:
 
     # --- roles and waking ---
 
+    def leave(self, name: str) -> Worker | None:
+        """A worker is gone. Returns it, or None if it is not known (any more)."""
+        if self.foresight is not None:
+            self.foresight.left(name)
+        return self.fleet.leave(name)
+
     def assign_roles(self) -> list[str]:
         """Ask the layout again, because the fleet has changed. Returns whose roles are others than before."""
         workers = self.fleet.workers
@@ -217,6 +223,9 @@ class State:
         self.able = [worker for worker in workers.values() if worker.trains]
         self.reassigned += 1
         self.awake.update(changed)
+        if self.foresight is not None:
+            for name in changed:
+                self.foresight.assigned(workers[name])
         return changed
 
     def wake(self, worker: str) -> None:

@@ -245,8 +245,11 @@ class Training:
         most = sum(n * math.ceil(horizon / max(needs[kind], 1e-9)) for kind, n in state.fleet.kinds.items())
         if most <= ready:
             return False
-        able = [w for w in state.able if w.name in state.ledger.adapters(state.theta)]
-        left = foresight.outrun(worker, able, unit, state.now, ready) >= ready
+        holders = state.ledger.adapters(state.theta)
+        without = [w for w in state.able if w.name not in holders and w is not worker]
+        left = ready <= foresight.outrun(
+            worker, unit, state.now, others=lambda w: w.trains, without=without, most=ready
+        )
         if left:
             state.declined.add(worker.name)
         return left

@@ -12,7 +12,7 @@ so a unit that is done again elsewhere gives the same bits.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import ClassVar, Literal
 
 from digenrl.identity import MicroBatchId
 
@@ -26,7 +26,7 @@ class RolloutUnit:
     micro_batch: MicroBatchId
     first: int
     last: int
-    lane: Lane = "device"
+    lane: ClassVar[Lane] = "device"
 
     @property
     def label(self) -> str:
@@ -40,7 +40,7 @@ class ScoreUnit:
     """Rewards of a whole micro-batch. Runs beside the device."""
 
     micro_batch: MicroBatchId
-    lane: Lane = "cpu"
+    lane: ClassVar[Lane] = "cpu"
 
     @property
     def label(self) -> str:
@@ -54,7 +54,7 @@ class TrainUnit:
 
     micro_batch: MicroBatchId
     steps: tuple[int, ...]
-    lane: Lane = "device"
+    lane: ClassVar[Lane] = "device"
 
     @property
     def label(self) -> str:
@@ -67,7 +67,7 @@ class UpdateUnit:
     """The optimiser step that makes `theta` from `theta - 1`."""
 
     theta: int
-    lane: Lane = "device"
+    lane: ClassVar[Lane] = "device"
 
     @property
     def label(self) -> str:
