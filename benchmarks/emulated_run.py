@@ -1,6 +1,5 @@
 """One schedule of benchmarks/emulated_fleet.py: on emulated devices, and its twin on the virtual clock.
 
-    case.plan()          what is run: shape, scaled costs, devices in join order, layout
     run(plan)            real Dask workers that sleep, driven by the engine -> Measured
     twin(plan, costs)    the same schedule, simulated with what orchestration was measured to take -> Figures
 
@@ -12,111 +11,25 @@ from __future__ import annotations
 import time
 import uuid
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from statistics import fmean
 
 import psutil
 
-from digenrl import runspec
+from benchmarks.emulated_plan import Plan
 from digenrl.scheduling import messages as m
-from digenrl.scheduling.ablation import Fleet, Policy, place
-from digenrl.scheduling.bound import work_bound
 from digenrl.scheduling.costs import CostModel
-from digenrl.scheduling.policies import Layout
-from digenrl.scheduling.predict import joining
 from digenrl.scheduling.scheduler import Scheduler
-from digenrl.scheduling.scopes import StdScope
 from digenrl.scheduling.shape import RunShape
 from digenrl.scheduling.simulate import Costs, Simulation
 from digenrl.scheduling.units import Lane, TrainUnit, Unit
-from digenrl.scheduling.workloads import workload
-from workers.emulated import Emulation, config_for, emulated_cluster, scaled
+from workers.emulated import Emulation, config_for, emulated_cluster
 from workers.engine import Engine
 from workers.listener import Listener
 from workers.receipts import RunSetup
 
 #: Commands that move something, and how the table of orchestration calls them.
 MOVES: dict[type, str] = {m.Install: "install", m.Transfer: "transfer", m.Reduce: "merge", m.Commit: "commit"}
-
-
-@dataclass(frozen=True)
-class Case:
-    """One run.
-
-    Attributes:
-        workload: name.
-        fleet: devices.
-        policy: schedule.
-        groups: P, cut from the workload's.
-        factor: an emulated second is so many seconds of this one.
-        iterations: of the run; the first and the last do not count.
-    """
-
-    workload: str
-    fleet: Fleet
-    policy: Policy
-    groups: int
-    factor: float
-    iterations: int
-
-    @property
-    def label(self) -> str:
-        """Workload and what was cut from it."""
-        return f"{self.workload} (P={self.groups})"
-
-    def plan(self) -> Plan:
-        """What is run."""
-        whole = workload(self.workload)
-        cut = replace(whole, run=replace(whole.run, groups=self.groups))
-        shape = cut.shape(self.iterations, cut.timestep_batch if self.policy.tsp else 1)
-        bound = work_bound(cut.cost_model(cut.shape(self.iterations)), self.fleet.pools)
-        shape = replace(shape, stale_groups=int(self.policy.stale_fraction * self.groups))
-        costs = scaled(cut.cost_model(shape), self.factor)
-        pools, layout = place(self.policy, self.fleet, costs)
-        kinds = tuple(event.kind for event in joining(pools))
-        return Plan(self, shape, costs, kinds, layout, cut.run.std_scope, bound.samples_per_s)
-
-
-@dataclass(frozen=True)
-class Plan:
-    """A case, resolved.
-
-    Attributes:
-        case: where it comes from.
-        shape: of the run.
-        costs: scaled, without any orchestration.
-        kinds: of the devices, in join order.
-        layout: roles.
-        std_scope: of the advantages.
-        bound_samples_per_s: the work bound's rate on policy, not scaled.
-    """
-
-    case: Case
-    shape: RunShape
-    costs: CostModel
-    kinds: tuple[str, ...]
-    layout: Layout
-    std_scope: StdScope
-    bound_samples_per_s: float
-
-    def scheduler(self) -> Scheduler:
-        """Fresh; the same on both clocks."""
-        return Scheduler(
-            self.shape,
-            self.layout,
-            runspec.advantage_rule(config_for(self.shape, self.std_scope)),
-            std_scope=self.std_scope,
-            gap=self.case.policy.gap,
-            streaming=self.case.policy.streaming,
-            costs=CostModel.from_json(self.shape, self.costs.to_json()),
-        )
-
-    @property
-    def shortest_unit_s(self) -> float:
-        """The shortest rollout or train unit, slept."""
-        first = self.shape.micro_batches(0)[0]
-        units: list[Unit] = [*self.shape.rollout_units(first), *self.shape.train_units(first)]
-        return min(self.costs.seconds(unit, kind) for unit in units for kind in set(self.kinds))
 
 
 @dataclass

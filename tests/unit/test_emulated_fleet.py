@@ -7,12 +7,14 @@ from pathlib import Path
 import pytest
 
 from benchmarks import emulated_fleet
+from benchmarks.emulated_plan import planned_s
 from benchmarks.emulated_run import Log, Orchestration, figures, moves_s, pauses_s, twin
 from benchmarks.emulated_tables import MARKS
 from benchmarks.overhead_tables import replace_block
 from digenrl.identity import MicroBatchId
 from digenrl.scheduling import messages as m
 from digenrl.scheduling.units import RolloutUnit, Unit
+from flows.plan.costs import GAP_S
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "fleets.md"
 PLAN = emulated_fleet.cases(quick=True)[0].plan()
@@ -27,6 +29,12 @@ def test_the_whole_emulation_has_two_workloads_two_fleets_four_policies() -> Non
     assert all(case.iterations - 2 >= 4 for case in cases)
     assert min(case.plan().shortest_unit_s for case in cases) >= 0.5
     assert [case.policy.name for case in emulated_fleet.cases(quick=True)] == ["colocated", "+TCSS"]
+
+
+def test_a_plan_knows_no_more_than_the_costs_and_a_pause() -> None:
+    none = Orchestration(0.0, {"device": 0.0, "cpu": 0.0}, {}, 0.0, 0.0)
+    paused = Orchestration(GAP_S, {"device": GAP_S, "cpu": GAP_S}, {}, 0.0, 0.0)
+    assert twin(PLAN, none).iteration_s < planned_s(PLAN) <= twin(PLAN, paused).iteration_s
 
 
 def test_the_page_has_its_marks() -> None:
