@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from digenrl import runspec
 from digenrl.config import RunConfig
-from digenrl.config_errors import ConfigError
+from digenrl.config.errors import ConfigError
 from digenrl.identity import MicroBatchId, SampleId
 from digenrl.models.embeddings import EmbeddingCache
 from digenrl.models.registry import load_model

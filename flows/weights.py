@@ -13,7 +13,7 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import load_file
 
 from digenrl.config import LoraConfig
-from digenrl.config_errors import ConfigError
+from digenrl.config.errors import ConfigError
 from digenrl.models.registry import save_lora
 from digenrl.policy import Adapter
 from storage import checkpoints

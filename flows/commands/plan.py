@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from digenrl.config_errors import ConfigError
+from digenrl.config.errors import ConfigError
 from digenrl.scheduling.scopes import StdScope
 from flows.errors import ExpectedError
 from flows.plan.chart import write_chart

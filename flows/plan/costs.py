@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from digenrl import config_yaml
 from digenrl.config import RunConfig
-from digenrl.config_errors import ConfigError, did_you_mean, shown
+from digenrl.config import yaml as config_yaml
+from digenrl.config.errors import ConfigError, did_you_mean, shown
 from digenrl.profile import best_timestep_batch
 from digenrl.scheduling.costs import GUESSED, CostModel, KindCosts
 from flows.plan.fleet import Member

@@ -13,8 +13,8 @@ from pathlib import Path
 
 from digenrl import runspec
 from digenrl.config import RunConfig
-from digenrl.config_errors import ConfigError, nearest, shown
-from digenrl.configure import load_config, preset_names
+from digenrl.config.errors import ConfigError, nearest, shown
+from digenrl.config.load import load_config, preset_names
 from digenrl.scheduling.shape import RunShape
 from digenrl.scheduling.workloads import Workload, load
 

@@ -16,7 +16,7 @@ import torch
 from PIL import Image
 from typer.testing import CliRunner, Result
 
-from digenrl.configure import load_config
+from digenrl.config.load import load_config
 from digenrl.data.evaluate_tiny_sd3 import load
 from digenrl.loop import LoopResult, train
 from digenrl.models.checkpoint import locate

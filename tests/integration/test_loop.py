@@ -9,7 +9,7 @@ import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 
-from digenrl.configure import load_config
+from digenrl.config.load import load_config
 from digenrl.data.evaluate_tiny_sd3 import load
 from digenrl.loop import LoopResult, train
 from digenrl.models.checkpoint import locate

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.config_errors import ConfigError
-from digenrl.configure import load_config
+from digenrl.config.errors import ConfigError
+from digenrl.config.load import load_config
 from digenrl.scheduling.costs import CostModel
 from digenrl.scheduling.units import RolloutUnit
 from digenrl.scheduling.workloads import load

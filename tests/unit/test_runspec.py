@@ -6,7 +6,7 @@ import pytest
 
 from digenrl import runspec
 from digenrl.config import RunConfig
-from digenrl.configure import load_config
+from digenrl.config.load import load_config
 from digenrl.identity import MicroBatchId
 from digenrl.models.sd3 import SD3Model
 from digenrl.prompts import load_prompts

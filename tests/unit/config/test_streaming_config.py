@@ -9,7 +9,7 @@ import pytest
 from digenrl import runspec
 from digenrl.algorithms.advantages import GroupStatistics, group_advantages
 from digenrl.config import RunConfig
-from digenrl.configure import ConfigError, load_config, warnings_of
+from digenrl.config.load import ConfigError, load_config, warnings_of
 
 STREAMING = "schedule.advantage=streaming"
 

@@ -13,10 +13,10 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from digenrl import config_yaml
 from digenrl.config import RunConfig
-from digenrl.config_schema import leaf_paths
-from digenrl.configure import ConfigError, explain, load_config, preset_names, schema, show, warnings_of
+from digenrl.config import yaml as config_yaml
+from digenrl.config.load import ConfigError, explain, load_config, preset_names, schema, show, warnings_of
+from digenrl.config.schema import leaf_paths
 
 SMALL = "data: {prompts: prompts.txt}\nrewards: [{name: ocr}]\n"
 
@@ -407,7 +407,7 @@ def test_a_clip_that_cannot_act_is_a_warning() -> None:
 
 def test_reading_a_configuration_imports_no_torch() -> None:
     code = (
-        "import sys; from digenrl.configure import *; show(load_config('tiny-ocr')); explain('seed'); schema();"
+        "import sys; from digenrl.config.load import *; show(load_config('tiny-ocr')); explain('seed'); schema();"
         "assert not {'torch', 'numpy', 'diffusers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

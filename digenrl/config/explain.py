@@ -7,10 +7,10 @@ from __future__ import annotations
 
 from typing import Any
 
-from digenrl.config_errors import ConfigError, KeyPath, dotted, shown
-from digenrl.config_layers import preset_names, read_layers
-from digenrl.config_schema import Node, children_of, expectation, is_section, node_at
-from digenrl.config_words import unknown_key
+from digenrl.config.errors import ConfigError, KeyPath, dotted, shown
+from digenrl.config.layers import preset_names, read_layers
+from digenrl.config.schema import Node, children_of, expectation, is_section, node_at
+from digenrl.config.words import unknown_key
 
 _ABSENT = object()
 

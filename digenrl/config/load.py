@@ -18,13 +18,13 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from digenrl import config_yaml
-from digenrl.config import RunConfig
-from digenrl.config_errors import ConfigError
-from digenrl.config_explain import explain
-from digenrl.config_layers import Layer, override, preset_names, read_layers
-from digenrl.config_schema import schema
-from digenrl.config_words import problems_of
+from digenrl.config import yaml as config_yaml
+from digenrl.config.errors import ConfigError
+from digenrl.config.explain import explain
+from digenrl.config.layers import Layer, override, preset_names, read_layers
+from digenrl.config.run import RunConfig
+from digenrl.config.schema import schema
+from digenrl.config.words import problems_of
 
 __all__ = ["ConfigError", "explain", "load_config", "preset_names", "schema", "show", "warnings_of"]
 
@@ -58,7 +58,7 @@ def _validate(layer: Layer) -> tuple[RunConfig | None, list[str]]:
 
 
 def show(config: RunConfig) -> str:
-    """The whole configuration as YAML, in the order of `digenrl.config`, defaults written out."""
+    """The whole configuration as YAML, in the order of RunConfig, defaults written out."""
     return config_yaml.dump(config.model_dump(mode="json"))
 
 

@@ -16,9 +16,9 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from digenrl import config_yaml
-from digenrl.config_errors import ConfigError, KeyPath, did_you_mean, dotted, encoding_problem, shown
-from digenrl.config_schema import is_value, node_at
+from digenrl.config import yaml as config_yaml
+from digenrl.config.errors import ConfigError, KeyPath, did_you_mean, dotted, encoding_problem, shown
+from digenrl.config.schema import is_value, node_at
 
 #: A configuration is far smaller; a larger file is some other file.
 MOST_BYTES = 1_000_000

@@ -12,8 +12,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from digenrl.config import RunConfig
-from digenrl.config_errors import KeyPath, dotted, shown
+from digenrl.config.errors import KeyPath, dotted, shown
+from digenrl.config.run import RunConfig
 
 Node = dict[str, Any]
 

@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from digenrl.config_errors import KeyPath, did_you_mean, dotted, nearest, shown
-from digenrl.config_schema import children_of, expectation, leaf_paths, node_at
+from digenrl.config.errors import KeyPath, did_you_mean, dotted, nearest, shown
+from digenrl.config.schema import children_of, expectation, leaf_paths, node_at
 
 OriginOf = Callable[[KeyPath], str]
 
