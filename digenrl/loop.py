@@ -194,8 +194,8 @@ class _Run:
         `baseline` is the mean reward of the iteration before.
         """
         iteration, groups = self.shape.groups_of_update(theta)
-        scope = range(self.shape.groups) if self.config.algorithm.std_scope == "iteration" else groups
-        advantages = runspec.advantages_of(self.config, runspec.group_rewards(iteration, scope, scores))
+        scope = range(self.shape.groups) if self.config.algorithm.closing_scope == "iteration" else groups
+        advantages = runspec.advantages_of(self.config, runspec.group_scores(iteration, scope, scores))
         accumulator: UpdateAccumulator[TrainUnit] = UpdateAccumulator(current.weights)
         metrics = UnitMetrics()
         for micro_batch in (m for m in trajectories if self.shape.group_of(m) in groups):
@@ -206,7 +206,8 @@ class _Run:
                 else:
                     old = versions[self.shape.version_of(micro_batch)]
                     metrics += self.train(accumulator, unit, current, old, trajectories[micro_batch], advantages.values)
-        accumulator.close(dict(zip(scope, advantages.statistics, strict=True)))
+        if self.config.schedule.streams:
+            accumulator.close(dict(zip(scope, advantages.statistics, strict=True)))
         return accumulator.gradient(), metrics
 
     def train(

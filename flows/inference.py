@@ -83,9 +83,10 @@ class Inference:
             samples=tuple(samples),
             version=0,
             sigmas=self.policy.model.sigmas(config.evaluation.num_steps, size),
+            stochastic=(),
             steps=(),
-            sampler=config.algorithm.sampler,
-            noise_level=config.algorithm.noise_level,
+            sampler="flow_sde",
+            noise_level=0.0,
             guidance_scale=config.model.guidance_scale,
             geometry=size,
         )

@@ -11,7 +11,13 @@ errors, words       how an error reads
 changes             what may change between the attempts of one run
 """
 
-from digenrl.config.algorithm import AlgorithmConfig
+from digenrl.config.algorithm import (
+    AlgorithmConfig,
+    DanceGrpoConfig,
+    FlowDppoConfig,
+    FlowGrpoConfig,
+    GrpoGuardConfig,
+)
 from digenrl.config.model import DataConfig, LoraConfig, ModelConfig, RewardConfig
 from digenrl.config.optimizer import OptimizerConfig
 from digenrl.config.run import RunConfig
@@ -29,9 +35,13 @@ __all__ = [
     "AlgorithmConfig",
     "CheckpointConfig",
     "ClusterConfig",
+    "DanceGrpoConfig",
     "DataConfig",
     "EvaluationConfig",
+    "FlowDppoConfig",
+    "FlowGrpoConfig",
     "GatesConfig",
+    "GrpoGuardConfig",
     "LoraConfig",
     "ModelConfig",
     "ObserveConfig",

@@ -37,7 +37,8 @@ def load_config(preset_or_path: str, overrides: Sequence[str] = ()) -> RunConfig
     """
     layer = read_layers(preset_or_path)
     problems: list[str] = []
-    for text in overrides:
+    # An algorithm decides which keys there are, so its name comes first.
+    for text in sorted(overrides, key=lambda text: not text.startswith("algorithm.name=")):
         try:
             layer = override(layer, text)
         except ConfigError as error:
@@ -67,8 +68,9 @@ def warnings_of(config: RunConfig) -> list[str]:
     algorithm = config.algorithm
     warnings = []
     if algorithm.updates_per_iteration == 1 and not config.stale_groups:
+        key = algorithm.trust_region
         warnings.append(
-            f"algorithm.clip_range={algorithm.clip_range} has no effect: clip_range cannot act with "
+            f"algorithm.{key}={getattr(algorithm, key):g} has no effect: {key} cannot act with "
             "algorithm.updates_per_iteration=1, where the ratio is always 1 and only the learning rate limits a step"
         )
     if config.schedule.streams and config.micro_batch == algorithm.samples_per_prompt:

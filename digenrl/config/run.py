@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-import math
 from decimal import Decimal
 
 from pydantic import Field, model_validator
 
-from digenrl.config.algorithm import AlgorithmConfig
+from digenrl.config.algorithm import AlgorithmConfig, FlowGrpoConfig
 from digenrl.config.model import DataConfig, LoraConfig, ModelConfig, RewardConfig
 from digenrl.config.optimizer import OptimizerConfig
 from digenrl.config.schedule import ScheduleConfig
 from digenrl.config.section import PositiveInt, Section
+from digenrl.config.streaming import hindrance
 from digenrl.config.surroundings import (
     CheckpointConfig,
     ClusterConfig,
@@ -30,7 +30,7 @@ class RunConfig(Section):
     lora: LoraConfig = Field(default_factory=LoraConfig)
     data: DataConfig
     rewards: tuple[RewardConfig, ...] = Field(min_length=1, description="Terms of the reward.")
-    algorithm: AlgorithmConfig = Field(default_factory=AlgorithmConfig)
+    algorithm: AlgorithmConfig = Field(default_factory=FlowGrpoConfig, description="How samples are learned from.")
     optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
     schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
     cluster: ClusterConfig = Field(default_factory=ClusterConfig)
@@ -82,20 +82,8 @@ class RunConfig(Section):
         algorithm = self.algorithm
         if not self.schedule.streams:
             return self
-        if algorithm.std_scope != "group":
-            raise ValueError(
-                f"schedule.advantage=streaming cannot be combined with algorithm.std_scope={algorithm.std_scope}: "
-                f"only a group's own standard deviation keeps advantages within adv_clip_max; use std_scope=group, "
-                f"or advantage=group"
-            )
-        # One sample of G against G - 1 equal ones lies sqrt(G - 1) standard deviations from the mean; none lies further
-        if math.sqrt(algorithm.samples_per_prompt - 1) > algorithm.adv_clip_max:
-            most = int(round(algorithm.adv_clip_max**2, 9)) + 1
-            raise ValueError(
-                f"schedule.advantage=streaming needs advantages that algorithm.adv_clip_max={algorithm.adv_clip_max:g} "
-                f"never clips, but one sample of algorithm.samples_per_prompt={algorithm.samples_per_prompt} can be "
-                f"further from the mean; use at most {most} samples, a larger adv_clip_max, or advantage=group"
-            )
+        if problem := hindrance(algorithm):
+            raise ValueError(f"schedule.advantage=streaming {problem}, or advantage=group")
         first = algorithm.prompts_per_iteration // algorithm.updates_per_iteration
         if self.stale_groups >= first:
             raise ValueError(

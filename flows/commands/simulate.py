@@ -74,7 +74,7 @@ def run(
         planner = Planner(
             place.model,
             place.pools,
-            subject.config.algorithm.std_scope,
+            subject.config.algorithm.closing_scope,
             iterations,
             watch=lambda ended: progress.update(task, completed=ended),
         )

@@ -104,7 +104,7 @@ def _resized(workload: Workload, config: RunConfig) -> Workload:
         updates=algorithm.updates_per_iteration,
         num_steps=algorithm.num_steps,
         trained_steps=runspec.trained_step_count(config),
-        std_scope=algorithm.std_scope,
+        std_scope=algorithm.closing_scope,
         micro_batch=config.micro_batch,
     )
     resized = replace(workload, run=run)

@@ -208,7 +208,7 @@ def test_the_last_override_wins() -> None:
         ("algorithm.clip_rang=2", ["algorithm.clip_rang is not a key", "did you mean algorithm.clip_range?"]),
         ("clip_range=2", ["did you mean algorithm.clip_range?"]),
         ("lr=2", ["did you mean optimizer.learning_rate?"]),
-        ("algorithm.zzz=2", ["valid keys: name, sampler, noise_level"]),
+        ("algorithm.zzz=2", ["valid keys: name, num_steps, prompts_per_iteration"]),
         ("model=3", ["model must be a section", "family, path, height", "got 3"]),
     ],
 )
@@ -363,7 +363,15 @@ def test_explain_every_key() -> None:
         ("schedule.micro_batch", ["an integer or auto", "'auto'"]),
         ("rewards.name", ["rewards.0.name", "required", "in tiny-ocr", "'ocr'"]),
         ("rewards", ["a list", "name", "weight"]),
-        ("algorithm", ["FlowGRPO", "noise_level", "Noise level a"]),
+        (
+            "algorithm",
+            ["noise_level", "Noise level a", "[flow_grpo, grpo_guard, flow_dppo]", "differs", "[dance_grpo]"],
+        ),
+        ("algorithm.clip_range", ["0.001 (flow_grpo)", "0.0001 (dance_grpo)", "algorithms", "in tiny-smoke"]),
+        ("algorithm.eta", ["default     0.3", "algorithms  dance_grpo"]),
+        ("algorithm.sampler", ["one of flow_sde, cps, wan_sde (flow_grpo), one of flow_sde, wan_sde (grpo_guard)"]),
+        ("algorithm.name", ["one of flow_grpo, dance_grpo", "'flow_grpo'"]),
+        ("algorithm.dance_grpo", ["DanceGRPO", "trained_fraction"]),
         ("", ["algorithm", "section", "iterations", "RL iterations"]),
     ],
 )
