@@ -128,6 +128,12 @@ def test_the_schema_follows_the_name() -> None:
     assert not valid(name="flow_grpo", eta=0.3) and not valid(name="other") and not valid(eta=9)
 
 
+def test_an_average_that_never_moves_is_a_warning() -> None:
+    (warning,) = warnings_of(load_config("tiny-smoke", ["optimizer.ema_decay=0.9"]))
+    assert warning.endswith("the average moves at every optimizer.ema_every=8 steps, and the run has 4")
+    assert not warnings_of(load_config("tiny-smoke", ["optimizer.ema_decay=0.9", "optimizer.ema_every=4"]))
+
+
 @pytest.mark.parametrize(("name", "key"), [("dance_grpo", "clip_range"), ("flow_dppo", "divergence_threshold")])
 def test_what_bounds_a_step_cannot_act_in_a_single_update(name: str, key: str) -> None:
     (warning,) = warnings_of(load_config("tiny-ocr", [f"algorithm.name={name}", "algorithm.updates_per_iteration=1"]))
