@@ -124,7 +124,7 @@ def _end_with(parent: int) -> None:
 
 
 def _config(side: Side, iterations: int, overrides: Sequence[str]) -> RunConfig:
-    from digenrl.configure import load_config
+    from digenrl.config.load import load_config
 
     total = 1 if side.warm_up_only else iterations + 1
     cut = side.detail or ("unit" if side.stepwise else "iteration")

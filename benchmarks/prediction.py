@@ -29,7 +29,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 from benchmarks.overhead_tables import aligned
 from digenrl import choices, runspec
 from digenrl.config import RunConfig
-from digenrl.configure import load_config
+from digenrl.config.load import load_config
 from digenrl.profile import Profile
 from digenrl.prompts import load_prompts
 from digenrl.scheduling.bound import Pool

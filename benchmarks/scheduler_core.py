@@ -28,6 +28,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from digenrl.identity import SampleId
+from digenrl.rewards.base import Scored
 from digenrl.scheduling import Digenrl, RunShape, Scheduler, Verdict
 from digenrl.scheduling import messages as m
 from digenrl.scheduling.costs import CostModel
@@ -168,7 +169,7 @@ def _peak_bytes() -> int:
     return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * (1 if sys.platform == "darwin" else 1024)
 
 
-def _everybody(groups: Sequence[Mapping[SampleId, float]]) -> Verdict:
+def _everybody(groups: Sequence[Mapping[SampleId, Scored]]) -> Verdict:
     return Verdict({sample: 1.0 for rewards in groups for sample in rewards})
 
 

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from digenrl.identity import SampleId
+from digenrl.rewards.base import Scored
 from digenrl.scheduling import Digenrl, Disaggregated, RunShape, Scheduler, Verdict
 from digenrl.scheduling import messages as m
 from digenrl.scheduling.costs import CostModel
@@ -169,6 +170,6 @@ def _kind(worker: CaseWorker) -> str:
     return f"rate {worker.rate}"
 
 
-def _everybody(groups: Sequence[Mapping[SampleId, float]]) -> Verdict:
+def _everybody(groups: Sequence[Mapping[SampleId, Scored]]) -> Verdict:
     """Every sample takes part, so that all work is done."""
     return Verdict({sample: 1.0 for rewards in groups for sample in rewards})

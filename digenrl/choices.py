@@ -101,7 +101,7 @@ def _advantage(config: RunConfig, num_held_out: int, profiles: Sequence[Profile]
             model,
             pools,
             runspec.layout_of(config),
-            std_scope=config.algorithm.std_scope,
+            std_scope=config.algorithm.closing_scope,
             gap=schedule.gap,
             search=schedule.assist == "search",
             streaming=streaming,

@@ -12,7 +12,7 @@ with these.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -85,12 +85,14 @@ def train(config: RunConfig, *, on_iteration: Callable[[LoopResult], None] | Non
     """
     run = _Run(config)
     weights = run.policy.initial_adapter()
-    result = LoopResult(NumberedAdapter(0, weights), OptimizerState.initial(weights))
+    result = LoopResult(
+        NumberedAdapter(0, weights), OptimizerState.initial(weights, averaged=config.optimizer.ema_decay is not None)
+    )
     for version in range(config.iterations + 1):
         if version > 0:
             result.iterations.append(run.iterate(result, version - 1))
         if run.shape.evaluated(version):
-            result.evaluations[version] = run.evaluate(version, result.adapter)
+            result.evaluations[version] = run.evaluate(version, result)
         if on_iteration:
             on_iteration(result)
     return result
@@ -120,7 +122,8 @@ class _Run:
         for micro_batch in self.shape.micro_batches(iteration):
             started = time.perf_counter()
             version = self.shape.version_of(micro_batch)
-            trajectory, images = self.roll_out(micro_batch, version, versions[version])
+            adapter = versions[version]
+            trajectory, images = self.roll_out(micro_batch, version, adapter.weights, adapter.theta)
             done.seconds["rollout"] += time.perf_counter() - started
             started = time.perf_counter()
             done.scores |= self.score(trajectory, images)
@@ -137,18 +140,20 @@ class _Run:
         result.previous = versions[iteration]
         return done
 
-    def evaluate(self, version: int, adapter: NumberedAdapter) -> dict[SampleId, Score]:
+    def evaluate(self, version: int, result: LoopResult) -> dict[SampleId, Score]:
         scores: dict[SampleId, Score] = {}
+        weights, theta = result.optimizer.average or result.adapter.weights, result.adapter.theta
+        tag = ("average", theta) if result.optimizer.average else theta
         for micro_batch in self.shape.eval_micro_batches(version):
-            scores |= self.score(*self.roll_out(micro_batch, version, adapter))
+            scores |= self.score(*self.roll_out(micro_batch, version, weights, tag))
         return scores
 
     def roll_out(
-        self, micro_batch: MicroBatchId, version: int, adapter: NumberedAdapter
+        self, micro_batch: MicroBatchId, version: int, weights: Adapter, tag: Hashable
     ) -> tuple[Trajectory, NDArray[np.uint8]]:
         spec = runspec.rollout_spec(self.config, self.shape, self.policy.model, micro_batch, version)
         embeddings = self.embeddings.encode([prompt.text for prompt in self.prompts_of(micro_batch)])
-        self.policy.bind(adapter.weights, adapter.theta)
+        self.policy.bind(weights, tag)
         state = start_rollout(self.policy, spec)
         return finish(self.policy, spec, advance(self.policy, spec, state, embeddings, 0, spec.num_steps))
 
@@ -194,8 +199,8 @@ class _Run:
         `baseline` is the mean reward of the iteration before.
         """
         iteration, groups = self.shape.groups_of_update(theta)
-        scope = range(self.shape.groups) if self.config.algorithm.std_scope == "iteration" else groups
-        advantages = runspec.advantages_of(self.config, runspec.group_rewards(iteration, scope, scores))
+        scope = range(self.shape.groups) if self.config.algorithm.closing_scope == "iteration" else groups
+        advantages = runspec.advantages_of(self.config, runspec.group_scores(iteration, scope, scores))
         accumulator: UpdateAccumulator[TrainUnit] = UpdateAccumulator(current.weights)
         metrics = UnitMetrics()
         for micro_batch in (m for m in trajectories if self.shape.group_of(m) in groups):
@@ -206,7 +211,8 @@ class _Run:
                 else:
                     old = versions[self.shape.version_of(micro_batch)]
                     metrics += self.train(accumulator, unit, current, old, trajectories[micro_batch], advantages.values)
-        accumulator.close(dict(zip(scope, advantages.statistics, strict=True)))
+        if self.config.schedule.streams:
+            accumulator.close(dict(zip(scope, advantages.statistics, strict=True)))
         return accumulator.gradient(), metrics
 
     def train(

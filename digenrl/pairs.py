@@ -14,8 +14,8 @@ from dataclasses import dataclass
 import torch
 
 from digenrl.algorithms.accumulate import NonFiniteGradient
+from digenrl.algorithms.base import Algorithm
 from digenrl.algorithms.steps import Sampler, StepTerms, log_prob, step_mean, step_terms
-from digenrl.config import AlgorithmConfig
 from digenrl.identity import MicroBatchId, SampleId
 from digenrl.models.base import Embeddings
 from digenrl.models.embeddings import select
@@ -101,7 +101,7 @@ def gather(
     embeddings: Embeddings,
     steps: Sequence[int],
     weights: Mapping[SampleId, float],
-    algorithm: AlgorithmConfig,
+    algorithm: Algorithm,
     device: torch.device,
 ) -> Pairs | None:
     """Some of a trajectory's steps, for the samples that have a weight; None if no pair is left.

@@ -21,7 +21,7 @@ import torch
 from torch import nn
 
 from digenrl.config import LoraConfig
-from digenrl.config_errors import ConfigError, nearest
+from digenrl.config.errors import ConfigError, nearest
 from digenrl.identity import seed_of
 from digenrl.models.base import Embeddings, FlowModel
 from digenrl.trajectory import tensor_hash

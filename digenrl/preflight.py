@@ -15,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 from digenrl.config import ClusterConfig, RewardConfig, RunConfig, TrackingConfig
-from digenrl.config_errors import ConfigError, did_you_mean, nearest, shown
+from digenrl.config.errors import ConfigError, did_you_mean, nearest, shown
 from digenrl.preflight_model import check_model
 from digenrl.prompts import PromptError, load_prompts
 from digenrl.rewards.base import PromptRecord

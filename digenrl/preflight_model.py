@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from digenrl.config import LoraConfig, ModelConfig
-from digenrl.config_errors import nearest, shown
+from digenrl.config.errors import nearest, shown
 from digenrl.models.checkpoint import CheckpointError, locate
 from digenrl.preflight_hub import hub_cache, hub_problem
 

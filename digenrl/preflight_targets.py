@@ -22,7 +22,7 @@ from http.client import HTTPException
 from urllib.parse import urlsplit, urlunsplit
 
 from digenrl.config import RunConfig
-from digenrl.config_errors import ConfigError
+from digenrl.config.errors import ConfigError
 
 TIMEOUT_S = 5.0
 #: Prefect Cloud has no such page.

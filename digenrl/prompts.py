@@ -15,7 +15,7 @@ from collections.abc import Iterator, Sequence
 from importlib.resources import files
 from pathlib import Path
 
-from digenrl.config_errors import ConfigError, did_you_mean, encoding_problem, nearest, shown
+from digenrl.config.errors import ConfigError, did_you_mean, encoding_problem, nearest, shown
 from digenrl.identity import draw_rng
 from digenrl.rewards.base import PromptRecord
 

@@ -1,4 +1,4 @@
-"""Rollout: denoise one micro-batch, stochastically at the trained steps and by Euler steps elsewhere.
+"""Rollout: denoise one micro-batch, stochastically at some steps and by Euler steps elsewhere.
 
     RolloutSpec     everything that determines the samples, apart from the weights and the prompts
     start_rollout   initial noise
@@ -36,7 +36,8 @@ class RolloutSpec:
         samples: B identities, in the order of the batch axis.
         version: version of the weights that generate it; the caller binds them.
         sigmas: (T+1,) float32, decreasing, ending in 0.
-        steps: the K stochastic steps, increasing; empty for evaluation.
+        stochastic: the steps that are drawn; empty for evaluation.
+        steps: the K of them that are kept for training, increasing.
         sampler: how a stochastic step is drawn.
         noise_level: its noise level a.
         guidance_scale: see FlowModel.velocity.
@@ -47,6 +48,7 @@ class RolloutSpec:
     samples: tuple[SampleId, ...]
     version: int
     sigmas: torch.Tensor
+    stochastic: tuple[int, ...]
     steps: tuple[int, ...]
     sampler: Sampler
     noise_level: float
@@ -66,7 +68,7 @@ class RolloutState:
     Attributes:
         step: the next step to take.
         latents: (B, *D) float32, entering `step`.
-        entered: latents (B, *D) that entered each stochastic step taken so far.
+        entered: latents (B, *D) that entered each kept step taken so far.
         left: latents (B, *D) that left it.
         log_probs: (B,) of each.
     """
@@ -152,10 +154,12 @@ def _take_step(
     latents = state.latents
     index = torch.full((len(latents),), step, device=latents.device)
     velocity = policy.velocity(latents, sigmas[index], embeddings, spec.guidance_scale)
-    if step not in spec.steps:
+    if step not in spec.stochastic:
         return replace(state, step=step + 1, latents=euler_step(sigmas, index, latents, velocity))
     terms = step_terms(spec.sampler, sigmas, index, spec.noise_level, latents.ndim)
     after, mean = sample_next(terms, latents, velocity, _noise(policy, spec, "step", step))
+    if step not in spec.steps:
+        return replace(state, step=step + 1, latents=after)
     return RolloutState(
         step=step + 1,
         latents=after,

@@ -6,7 +6,7 @@
     normaliser         nominal (sample, step) pairs of one optimiser step
     rollout_spec       the rollout of one micro-batch, for training or evaluation
     prompts_of         the prompt of every sample of a micro-batch
-    group_rewards      scores by group, failed samples left out
+    group_scores       scores by group, failed samples left out
     advantages_of      advantages of the samples that take part in training
     advantage_rule     the same in the form the scheduler asks for
     learning_rate      of an iteration
@@ -21,9 +21,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from digenrl.algorithms.advantages import Advantages, group_advantages
+from digenrl.algorithms.advantages import AdvantageRule, Advantages, group_advantages, mixed_advantages
+from digenrl.algorithms.base import Steps
 from digenrl.algorithms.optimizer import learning_rate as schedule_learning_rate
-from digenrl.algorithms.selection import trained_steps
+from digenrl.algorithms.registry import algorithm_of
 from digenrl.config import RunConfig
 from digenrl.identity import MicroBatchId, SampleId, seed_of
 from digenrl.models.base import FlowModel, Geometry
@@ -46,11 +47,10 @@ def shape(config: RunConfig, num_held_out: int, start_iteration: int = 0) -> Run
         start_iteration: first iteration to run, > 0 on resume.
     """
     algorithm, evaluation, iterations = config.algorithm, config.evaluation, config.iterations
+    rules = algorithm_of(algorithm)
 
     def steps_of(iteration: int) -> tuple[int, ...]:
-        return trained_steps(
-            algorithm.num_steps, algorithm.sde_window_size, algorithm.window_range, config.seed, iteration
-        )
+        return rules.steps(config.seed, iteration).trained
 
     def detailed(iteration: int) -> bool:
         observe = config.schedule.observe
@@ -84,7 +84,7 @@ def shape(config: RunConfig, num_held_out: int, start_iteration: int = 0) -> Run
 
 def trained_step_count(config: RunConfig) -> int:
     """K, trained timesteps of each sample."""
-    return config.algorithm.sde_window_size or config.algorithm.num_steps - 1
+    return algorithm_of(config.algorithm).num_trained
 
 
 def _timestep_batch(config: RunConfig) -> int:
@@ -113,16 +113,22 @@ def rollout_spec(
     config: RunConfig, run_shape: RunShape, model: FlowModel, micro_batch: MicroBatchId, version: int
 ) -> RolloutSpec:
     """The rollout of a micro-batch under weights `version`. Evaluations have no stochastic step."""
-    evaluation = micro_batch.phase == "eval"
-    size = geometry(config)
+    rules, size = algorithm_of(config.algorithm), geometry(config)
+    if micro_batch.phase == "eval":
+        sigmas, steps = model.sigmas(run_shape.eval_num_steps, size), Steps((), ())
+    else:
+        own = rules.sigmas()
+        sigmas = model.sigmas(run_shape.num_steps, size) if own is None else own
+        steps = rules.steps(config.seed, micro_batch.iteration)
     return RolloutSpec(
         micro_batch=micro_batch,
         samples=run_shape.samples(micro_batch),
         version=version,
-        sigmas=model.sigmas(run_shape.eval_num_steps if evaluation else run_shape.num_steps, size),
-        steps=() if evaluation else run_shape.trained_steps(micro_batch.iteration),
-        sampler=config.algorithm.sampler,
-        noise_level=config.algorithm.noise_level,
+        sigmas=sigmas,
+        stochastic=steps.stochastic,
+        steps=steps.trained,
+        sampler=rules.sampler,
+        noise_level=rules.noise_level,
         guidance_scale=config.model.guidance_scale,
         geometry=size,
     )
@@ -146,42 +152,59 @@ def prompts_of(
     return [drawn[sample.group] for sample in samples]
 
 
-def group_rewards(
+def group_scores(
     iteration: int, groups: Sequence[int], scores: Mapping[SampleId, Score]
-) -> list[dict[SampleId, float]]:
-    """Rewards of some groups of an iteration, per group; samples whose reward failed are left out."""
-    of_group: dict[int, dict[SampleId, float]] = {group: {} for group in groups}
+) -> list[dict[SampleId, Scored]]:
+    """Scores of some groups of an iteration, per group; samples whose reward failed are left out."""
+    of_group: dict[int, dict[SampleId, Scored]] = {group: {} for group in groups}
     for sample, score in scores.items():
         if sample.iteration == iteration and sample.group in of_group and isinstance(score, Scored):
-            of_group[sample.group][sample] = score.value
+            of_group[sample.group][sample] = score
     return [of_group[group] for group in groups]
 
 
-def advantages_of(config: RunConfig, rewards_by_group: Sequence[Mapping[SampleId, float]]) -> Advantages[SampleId]:
+def advantages_of(config: RunConfig, groups: Sequence[Mapping[SampleId, Scored]]) -> Advantages[SampleId]:
     """Advantages by the run's rule. With scope `update` or `iteration`, give exactly the groups of that scope.
 
     Groups of zero variance have no policy term. Their samples stay, with advantage 0, only if the run has a KL term.
     """
+    rule = _rule(config)
+    if config.algorithm.reward_aggregation == "advantages":
+        parts = [{sample: score.parts for sample, score in group.items()} for group in groups]
+        found = mixed_advantages(parts, [term.weight for term in config.rewards], rule)
+    else:
+        found = group_advantages([{sample: score.value for sample, score in group.items()} for group in groups], rule)
+    if config.algorithm.kl_beta > 0:
+        return found
+    silent = {sample for position in found.zero_variance for sample in groups[position]}
+    return replace(found, values={s: a for s, a in found.values.items() if s not in silent})
+
+
+def _rule(config: RunConfig) -> AdvantageRule:
     algorithm = config.algorithm
-    found = group_advantages(
-        rewards_by_group,
+    return AdvantageRule(
         std_scope=algorithm.std_scope,
+        ddof=algorithm.std_ddof,
+        eps=algorithm.std_eps,
+        trimmed_ratio=algorithm.trimmed_ratio,
+        best_of_n=algorithm.best_of_n,
         adv_clip_max=algorithm.adv_clip_max,
         zero_variance_tolerance=algorithm.zero_variance_tolerance,
     )
-    if algorithm.kl_beta > 0:
-        return found
-    silent = {sample for position in found.zero_variance for sample in rewards_by_group[position]}
-    return replace(found, values={s: a for s, a in found.values.items() if s not in silent})
 
 
 def advantage_rule(config: RunConfig) -> AdvantageFn:
     """`advantages_of` in the form the scheduler asks for: who takes part, who does not and why."""
 
-    def judge(groups: Sequence[Mapping[SampleId, float]]) -> Verdict:
+    def judge(groups: Sequence[Mapping[SampleId, Scored]]) -> Verdict:
         found = advantages_of(config, groups)
-        silent = {sample: "zero variance" for group in groups for sample in group if sample not in found.values}
-        return Verdict(found.values, silent, found.statistics)
+        excluded = {
+            sample: "not among the best and worst" if sample in found.middling else "zero variance"
+            for group in groups
+            for sample in group
+            if sample not in found.values
+        }
+        return Verdict(found.values, excluded, found.statistics)
 
     return judge
 
@@ -211,7 +234,7 @@ def scheduler_of(config: RunConfig, run_shape: RunShape, costs: CostModel | None
         run_shape,
         layout_of(config),
         advantage_rule(config),
-        std_scope=config.algorithm.std_scope,
+        std_scope=config.algorithm.closing_scope,
         max_failed_share=config.gates.max_failed_share,
         max_bad_updates=config.gates.max_bad_updates,
         gap=schedule.gap,

@@ -22,7 +22,9 @@ from dataclasses import dataclass, fields, replace
 
 import torch
 
-from digenrl.algorithms.losses import PolicyTerms, gaussian_kl, normalised_loss, policy_loss_terms
+from digenrl.algorithms.base import Replay
+from digenrl.algorithms.losses import PolicyTerms, gaussian_kl, normalised_loss
+from digenrl.algorithms.registry import algorithm_of
 from digenrl.algorithms.streaming import StreamedGradient
 from digenrl.config import AlgorithmConfig
 from digenrl.identity import SampleId
@@ -41,7 +43,7 @@ class UnitMetrics:
         loss: sum of loss terms, before the division by the update's size.
         ratio: sum of ratios.
         ratio_max: largest ratio.
-        clipped: pairs whose ratio lies outside the clip range.
+        clipped: pairs outside the region in which the policy may move, e.g. whose ratio lies outside the clip range.
         approx_kl: sum of half the squared change of the log-prob since the rollout's weights.
         logp_gap: sum of |log p at training - log p at rollout|, both under the rollout's weights.
         logp_gap_max: the largest.
@@ -138,7 +140,7 @@ def train_unit(
             be finite, and 0 * NaN is NaN. A sample of a zero-variance group is passed with 0.0 if its KL counts.
         current: the adapter to differentiate.
         old: the adapter that generated the trajectory; with the same theta, the ratio is identically 1.
-        algorithm: sampler, noise level, clipping and KL weight.
+        algorithm: how its steps were drawn, and the loss.
         guidance_scale: as in the rollout.
         normaliser: nominal number of pairs of the whole update, see `digenrl.runspec.normaliser`.
         staleness: versions the samples are old, 0 or 1; see `RunShape.staleness`.
@@ -149,27 +151,25 @@ def train_unit(
         ValueError: a step is not in the trajectory.
     """
     _check_staleness(trajectory, staleness)
-    pairs = gather(trajectory, embeddings, steps, advantages, algorithm, policy.device)
+    rules = algorithm_of(algorithm)
+    pairs = gather(trajectory, embeddings, steps, advantages, rules, policy.device)
     if pairs is None:
         zeros = {name: torch.zeros_like(p, requires_grad=False) for name, p in policy.trainable().items()}
         return Contribution(zeros, UnitMetrics())
-    old_log_prob = None
+    old_mean = None
     if old.theta != current.theta:
         policy.bind(old.weights, old.theta)
         with torch.no_grad():
-            old_log_prob = pairs.log_prob(pairs.mean(policy, guidance_scale))
+            old_mean = pairs.mean(policy, guidance_scale)
     policy.bind(current.weights, current.theta)
     mean, kl = _mean_and_kl(policy, pairs, algorithm, guidance_scale)
-    new_log_prob = pairs.log_prob(mean)
-    if old_log_prob is None:
-        old_log_prob = new_log_prob.detach()
-    policy_terms = policy_loss_terms(
-        new_log_prob, old_log_prob, pairs.weights, algorithm.clip_range, algorithm.adv_clip_max
-    )
-    pairs.check_finite(policy_terms.loss if kl is None else policy_terms.loss + kl)
-    loss = normalised_loss(policy_terms.loss, normaliser, kl, algorithm.kl_beta)
+    replay = _replay(pairs, mean, old_mean)
+    terms = rules.surrogate(rules.ratio(replay), pairs.weights, replay)
+    policy_loss = rules.weight(replay) * terms.loss
+    pairs.check_finite(policy_loss if kl is None else policy_loss + kl)
+    loss = normalised_loss(policy_loss, normaliser, kl, algorithm.kl_beta)
     gradient = pairs.gradient(policy, loss)
-    metrics = _metrics(pairs, policy_terms, new_log_prob, old_log_prob, loss * normaliser, kl)
+    metrics = _metrics(pairs, replay, terms, loss * normaliser, kl)
     return Contribution(gradient, replace(metrics, stale=metrics.pairs * staleness))
 
 
@@ -203,24 +203,34 @@ def stream_unit(
     """
     _check_staleness(trajectory, 0)
     centred = {sample: reward - baseline for sample, reward in rewards.items()}
-    pairs = gather(trajectory, embeddings, steps, centred, algorithm, policy.device)
+    rules = algorithm_of(algorithm)
+    pairs = gather(trajectory, embeddings, steps, centred, rules, policy.device)
     if pairs is None:
         return StreamedContribution(None, UnitMetrics())
     policy.bind(current.weights, current.theta)
     mean, kl = _mean_and_kl(policy, pairs, algorithm, guidance_scale)
-    log_prob = pairs.log_prob(mean)
-    ratio = torch.exp(log_prob - log_prob.detach())
-    pairs.check_finite(ratio if kl is None else ratio + kl)
-    weighted = ratio * pairs.weights.to(ratio.dtype)
-    plain_sum = pairs.gradient(policy, ratio.sum() / normaliser, retain_graph=True)
+    replay = _replay(pairs, mean, None)
+    ratio = rules.ratio(replay)
+    plain = rules.weight(replay) * ratio
+    pairs.check_finite(plain if kl is None else plain + kl)
+    weighted = plain * pairs.weights.to(plain.dtype)
+    plain_sum = pairs.gradient(policy, plain.sum() / normaliser, retain_graph=True)
     weighted_sum = pairs.gradient(policy, weighted.sum() / normaliser, retain_graph=kl is not None)
     loss, final = torch.zeros(()), None
     if kl is not None:
         loss = algorithm.kl_beta * kl.sum()
         final = pairs.gradient(policy, loss / normaliser)
-    nothing = PolicyTerms(torch.zeros_like(ratio), ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
-    metrics = _metrics(pairs, nothing, log_prob, log_prob.detach(), loss, kl)
+    unknown = PolicyTerms(torch.zeros_like(ratio), ratio.detach(), torch.zeros_like(ratio, dtype=torch.bool))
+    metrics = _metrics(pairs, replay, unknown, loss, kl)
     return StreamedContribution(StreamedGradient(plain_sum, weighted_sum, baseline, final), metrics)
+
+
+def _replay(pairs: Pairs, mean: torch.Tensor, old_mean: torch.Tensor | None) -> Replay:
+    """The pairs under the bound adapter; without another old mean, it is the one that drew them."""
+    log_prob = pairs.log_prob(mean)
+    if old_mean is None:
+        return Replay(mean, log_prob, mean.detach(), log_prob.detach(), pairs.terms)
+    return Replay(mean, log_prob, old_mean, pairs.log_prob(old_mean), pairs.terms)
 
 
 def _mean_and_kl(
@@ -232,8 +242,7 @@ def _mean_and_kl(
     with policy.reference(), torch.no_grad():
         reference = pairs.mean(policy, guidance_scale)
     mean = pairs.mean(policy, guidance_scale)
-    # The published weights of SD3's KL belong to the "image" convention.
-    return mean, gaussian_kl(mean, reference, pairs.terms, "image")
+    return mean, gaussian_kl(mean, reference, pairs.terms, algorithm.kl_convention)
 
 
 def _check_staleness(trajectory: Trajectory, staleness: int) -> None:
@@ -247,21 +256,16 @@ def _check_staleness(trajectory: Trajectory, staleness: int) -> None:
 
 @torch.no_grad()
 def _metrics(
-    pairs: Pairs,
-    policy_terms: PolicyTerms,
-    new_log_prob: torch.Tensor,
-    old_log_prob: torch.Tensor,
-    loss: torch.Tensor,
-    kl: torch.Tensor | None,
+    pairs: Pairs, replay: Replay, policy_terms: PolicyTerms, loss: torch.Tensor, kl: torch.Tensor | None
 ) -> UnitMetrics:
-    gap = (old_log_prob - pairs.rollout_log_probs).abs()
+    gap = (replay.old_log_prob - pairs.rollout_log_probs).abs()
     return UnitMetrics(
         pairs=len(pairs.steps),
         loss=float(loss),
         ratio=float(policy_terms.ratio.sum()),
         ratio_max=float(policy_terms.ratio.max()),
         clipped=int(policy_terms.clipped.sum()),
-        approx_kl=float(0.5 * (new_log_prob - old_log_prob).square().sum()),
+        approx_kl=float(0.5 * (replay.log_prob - replay.old_log_prob).square().sum()),
         logp_gap=float(gap.sum()),
         logp_gap_max=float(gap.max()),
         kl=0.0 if kl is None else float(kl.sum()),

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from digenrl.config import RunConfig
-from digenrl.config_changes import CHANGEABLE, forbidden_changes
-from digenrl.config_errors import ConfigError
+from digenrl.config.changes import CHANGEABLE, forbidden_changes
+from digenrl.config.errors import ConfigError
 from digenrl.policy import NumberedAdapter
 from flows.history import History
 from storage import checkpoints

@@ -204,7 +204,7 @@ def config_show(
     debug: Debug = False,
 ) -> None:
     """Print a configuration as resolved."""
-    from digenrl.configure import load_config, show
+    from digenrl.config.load import load_config, show
 
     guarded(lambda: typer.echo(show(load_config(preset, overrides or [])), nl=False), debug)
 
@@ -214,7 +214,7 @@ def config_schema() -> None:
     """Print the JSON schema of configurations."""
     import json
 
-    from digenrl.configure import schema
+    from digenrl.config.load import schema
 
     typer.echo(json.dumps(schema(), indent=2))
 
@@ -224,7 +224,7 @@ def config_explain(
     key: Annotated[str, typer.Argument(help="A key or section, e.g. algorithm.clip_range.")], debug: Debug = False
 ) -> None:
     """Explain a key: type, default, bounds, meaning, value in each preset."""
-    from digenrl.configure import ConfigError, explain
+    from digenrl.config.load import ConfigError, explain
 
     def work() -> None:
         if not key.strip():
@@ -237,7 +237,7 @@ def config_explain(
 @config_app.command("presets")
 def config_presets() -> None:
     """List the presets."""
-    from digenrl.configure import preset_names
+    from digenrl.config.load import preset_names
 
     for preset in preset_names():
         typer.echo(preset)

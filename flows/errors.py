@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from digenrl.config_errors import ConfigError
+from digenrl.config.errors import ConfigError
 
 
 class ExpectedError(RuntimeError):

@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from digenrl import runspec
 from digenrl.config import RunConfig
-from digenrl.config_errors import ConfigError
+from digenrl.config.errors import ConfigError
 from digenrl.identity import MicroBatchId, SampleId
 from digenrl.models.embeddings import EmbeddingCache
 from digenrl.models.registry import load_model
@@ -83,9 +83,10 @@ class Inference:
             samples=tuple(samples),
             version=0,
             sigmas=self.policy.model.sigmas(config.evaluation.num_steps, size),
+            stochastic=(),
             steps=(),
-            sampler=config.algorithm.sampler,
-            noise_level=config.algorithm.noise_level,
+            sampler="flow_sde",
+            noise_level=0.0,
             guidance_scale=config.model.guidance_scale,
             geometry=size,
         )

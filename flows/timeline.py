@@ -71,7 +71,9 @@ class Timeline(Listener):
     def __init__(self, config: RunConfig, shape: RunShape, found: Found) -> None:
         self._shape = shape
         at_once = config.schedule.layout != "colocated"
-        self._explain = functools.partial(explain, shape=shape, std_scope=config.algorithm.std_scope, at_once=at_once)
+        self._explain = functools.partial(
+            explain, shape=shape, std_scope=config.algorithm.closing_scope, at_once=at_once
+        )
         self._found = found
         self._records: deque[Span] = deque(maxlen=MAX_UNITS)
         self._news: deque[tuple[float, m.Event]] = deque(maxlen=2 * MAX_UNITS)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
-from digenrl.config_errors import ConfigError
+from digenrl.config.errors import ConfigError
 
 #: What Linux and macOS take for one name, and for a path (1,024 on macOS) with room for the files below it.
 LONGEST_PART_BYTES = 255

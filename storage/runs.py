@@ -33,8 +33,8 @@ from pathlib import Path
 from typing import IO, Any
 
 from digenrl.config import RunConfig
-from digenrl.config_errors import ConfigError, did_you_mean
-from digenrl.configure import load_config, show
+from digenrl.config.errors import ConfigError, did_you_mean
+from digenrl.config.load import load_config, show
 from storage.atomic import write_atomically
 
 LONGEST_NAME = 64

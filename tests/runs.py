@@ -24,7 +24,7 @@ from distributed import Client, WorkerPlugin
 
 from digenrl import runspec
 from digenrl.config import ClusterConfig, RunConfig, ScheduleConfig
-from digenrl.configure import load_config
+from digenrl.config.load import load_config
 from digenrl.loop import LoopResult, train
 from digenrl.policy import adapter_hash
 from digenrl.prompts import load_prompts

@@ -14,11 +14,12 @@ from typing import Any
 
 from distributed import Client
 
+from digenrl.algorithms.optimizer import average_of
 from digenrl.policy import NumberedAdapter, adapter_hash
 from digenrl.scheduling import messages as m
 from workers import calls
 from workers.fleet import Fleet
-from workers.held import HeldRef, Parcel, TrainerStateRef, join_state, split_state
+from workers.held import HeldRef, Parcel, TrainerStateRef, join_average, join_state, split_state
 from workers.listener import TrainerState
 from workers.receipts import Drops, RunSetup
 
@@ -132,7 +133,10 @@ class Courier:
                 await self._pull(worker, ref, command.source, self._hashes[theta])
             elif theta in self._states:
                 state = self._states[theta]
-                tensors = join_state(state.adapter, state.optimizer) if command.with_optimizer else state.adapter
+                if command.with_optimizer:
+                    tensors = join_state(state.adapter, state.optimizer)
+                else:
+                    tensors = join_average(state.adapter, average_of(state.optimizer))
                 await self._on(worker, calls.install, ref, Parcel.of(None, tensors), state.adapter_hash)
             elif theta == 0:
                 await self._initialise(worker)

@@ -33,7 +33,7 @@ from distributed.utils import silence_logging_cmgr
 
 from digenrl.algorithms.streaming import Closings
 from digenrl.config import RunConfig
-from digenrl.configure import load_config
+from digenrl.config.load import load_config
 from digenrl.identity import SampleId, seed_of
 from digenrl.rewards.base import Scored
 from digenrl.scheduling import messages as m

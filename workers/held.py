@@ -20,6 +20,8 @@ from digenrl.trajectory import Trajectory
 
 Tensors = dict[str, torch.Tensor]
 
+_AVERAGE = "average/"
+
 
 @dataclass(frozen=True, order=True)
 class TrainerStateRef:
@@ -85,6 +87,17 @@ def unpack_rollout(meta: Any, tensors: Tensors) -> FinishedRollout:
     """Inverse of pack_rollout."""
     images = tensors.pop("images").numpy()
     return FinishedRollout(Trajectory(**meta, **tensors), images)
+
+
+def join_average(adapter: Adapter, average: Adapter) -> Tensors:
+    """An adapter with the moving average that is evaluated in its place, if there is one."""
+    return {**adapter, **{f"{_AVERAGE}{name}": tensor for name, tensor in average.items()}}
+
+
+def split_average(tensors: Tensors) -> tuple[Adapter, Adapter]:
+    """Inverse of join_average."""
+    average = {n.removeprefix(_AVERAGE): t for n, t in tensors.items() if n.startswith(_AVERAGE)}
+    return {n: t for n, t in tensors.items() if not n.startswith(_AVERAGE)}, average
 
 
 def join_state(adapter: Adapter, optimizer: Tensors) -> Tensors:

@@ -49,8 +49,10 @@ from workers.held import (
     HeldRef,
     Tensors,
     TrainerStateRef,
+    join_average,
     join_state,
     pack_rollout,
+    split_average,
     split_state,
     unpack_rollout,
 )
@@ -78,6 +80,7 @@ class Replica:
         self.reward = RewardMix.of({term.name: term.weight for term in setup.config.rewards})
         self._embeddings = EmbeddingCache(self.policy.model)
         self._adapters: dict[int, Adapter] = {}
+        self._averages: dict[int, Adapter] = {}
         self._optimizers: dict[int, OptimizerState] = {}
         self._rollouts: dict[MicroBatchId, RolloutState] = {}
         self._finished: dict[MicroBatchId, FinishedRollout] = {}
@@ -120,7 +123,7 @@ class Replica:
     def _rollout(self, unit: RolloutUnit, run: Run, prompts: tuple[PromptRecord, ...]) -> Receipt:
         version = run.theta // self.shape.updates
         spec = runspec.rollout_spec(self.config, self.shape, self.policy.model, unit.micro_batch, version)
-        self.policy.bind(self._adapters[run.theta], tag=run.theta)
+        self._bind(run.theta, averaged=unit.micro_batch.phase == "eval" and self._averaged)
         state = start_rollout(self.policy, spec) if unit.first == 0 else self._rollouts[unit.micro_batch]
         state = advance(self.policy, spec, state, self._encode(prompts), unit.first, unit.last)
         if unit.last < spec.num_steps:
@@ -130,6 +133,12 @@ class Replica:
         self._rollouts.pop(unit.micro_batch, None)
         self._finished[unit.micro_batch] = FinishedRollout(trajectory, images)
         return replace(_receipt(RolloutDone()), fingerprint=rollout_hash(trajectory, images))
+
+    def _bind(self, theta: int, *, averaged: bool) -> None:
+        if averaged:
+            self.policy.bind(self._averages[theta], tag=("average", theta))
+        else:
+            self.policy.bind(self._adapters[theta], tag=theta)
 
     def _score(self, unit: ScoreUnit, prompts: tuple[PromptRecord, ...]) -> Receipt:
         done = self._finished[unit.micro_batch]
@@ -212,8 +221,7 @@ class Replica:
         accumulator.close(run.closings)
         if not accumulator.effective:
             # Every sample of the update is excluded. A step on a zero gradient would still decay the weights.
-            self._adapters[unit.theta] = self._adapters[before]
-            self._optimizers[unit.theta] = self._optimizers[before]
+            self._keep(unit.theta, self._adapters[before], self._optimizers[before])
             outcome = Updated(unit.theta, skipped=True)
             return replace(_receipt(outcome), grad_norm=0.0, fingerprint=adapter_hash(self._adapters[before]))
         result = adamw_step(
@@ -223,8 +231,7 @@ class Replica:
             self.config.optimizer,
             learning_rate,
         )
-        self._adapters[unit.theta] = result.weights
-        self._optimizers[unit.theta] = result.state
+        self._keep(unit.theta, result.weights, result.state)
         outcome = Updated(unit.theta, skipped=result.skipped)
         return replace(_receipt(outcome), grad_norm=result.grad_norm, fingerprint=adapter_hash(result.weights))
 
@@ -240,8 +247,8 @@ class Replica:
 
     def initialise(self) -> str:
         """Make theta 0 with a fresh optimiser; returns its content hash."""
-        self._adapters[0] = self.policy.initial_adapter()
-        self._optimizers[0] = OptimizerState.initial(self._adapters[0])
+        adapter = self.policy.initial_adapter()
+        self._keep(0, adapter, OptimizerState.initial(adapter, averaged=self._averaged))
         return adapter_hash(self._adapters[0])
 
     def holds(self, ref: HeldRef) -> bool:
@@ -268,7 +275,7 @@ class Replica:
             case AccumulatorRef():
                 return self._accumulators[ref.theta].state()
             case AdapterRef():
-                return None, self._adapters[ref.theta]
+                return None, join_average(self._adapters[ref.theta], self._averages.get(ref.theta, {}))
             case TrainerStateRef():
                 return None, join_state(self._adapters[ref.theta], self._optimizers[ref.theta].to_tensors())
 
@@ -284,11 +291,14 @@ class Replica:
             case AccumulatorRef():
                 raise TypeError("accumulators are merged, not stored")
             case AdapterRef():
-                self._adapters[ref.theta] = self._checked(ref.theta, self._placed(tensors), expected_hash)
+                adapter, average = split_average(self._placed(tensors))
+                self._adapters[ref.theta] = self._checked(ref.theta, adapter, expected_hash)
+                if average:
+                    self._averages[ref.theta] = average
             case TrainerStateRef():
                 adapter, optimizer = split_state(self._placed(tensors))
-                self._adapters[ref.theta] = self._checked(ref.theta, adapter, expected_hash)
-                self._optimizers[ref.theta] = OptimizerState.from_tensors(optimizer)
+                adapter = self._checked(ref.theta, adapter, expected_hash)
+                self._keep(ref.theta, adapter, OptimizerState.from_tensors(optimizer))
 
     def merge(
         self,
@@ -324,6 +334,7 @@ class Replica:
                 self._forget(lambda unit, ref=ref: self._makes(unit) == ref.theta)
             case AdapterRef():
                 self._adapters.pop(ref.theta, None)
+                self._averages.pop(ref.theta, None)
                 self._optimizers.pop(ref.theta, None)
 
     def _forget(self, matches: Callable[[Unit], bool]) -> None:
@@ -339,6 +350,16 @@ class Replica:
             case UpdateUnit():
                 return unit.theta
         return None
+
+    def _keep(self, theta: int, adapter: Adapter, optimizer: OptimizerState) -> None:
+        self._adapters[theta], self._optimizers[theta] = adapter, optimizer
+        if optimizer.average:
+            self._averages[theta] = optimizer.average
+
+    @property
+    def _averaged(self) -> bool:
+        """Whether evaluations use a moving average of the weights."""
+        return self.config.optimizer.ema_decay is not None
 
     def _checked(self, theta: int, adapter: Adapter, expected_hash: str) -> Adapter:
         self.policy.check(adapter, f"theta {theta}")

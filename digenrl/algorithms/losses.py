@@ -1,6 +1,7 @@
 """The clipped GRPO loss and the KL to the reference policy, per sample.
 
-    policy_loss_terms  clipped surrogate of each sample
+    likelihood_ratio   of a transition under two policies
+    clipped_surrogate  PPO's loss of each sample
     gaussian_kl        KL between two transitions of one step
     normalised_loss    sum over a unit, divided by the nominal size of the whole update
 
@@ -24,13 +25,12 @@ KLConvention = Literal["image", "transition"]
 
 
 class PolicyTerms(NamedTuple):
-    """What the surrogate is made of, (B,) each.
+    """What the loss of the policy is made of, (B,) each.
 
     Attributes:
-        loss: max(-A r, -A clip(r, 1 - eps, 1 + eps)), with gradient.
-        ratio: r = exp(log_prob - old_log_prob), detached.
-        clipped: bool, r lies outside [1 - eps, 1 + eps]. Where it does and the surrogate would still gain, the sample
-            has no gradient.
+        loss: to be minimised, with gradient.
+        ratio: of new to old likelihood, detached.
+        clipped: bool, the sample is outside the region in which the policy may move in one iteration.
     """
 
     loss: Tensor
@@ -38,27 +38,36 @@ class PolicyTerms(NamedTuple):
     clipped: Tensor
 
 
-def policy_loss_terms(
-    log_prob: Tensor, old_log_prob: Tensor, advantages: Tensor, clip_range: float, adv_clip_max: float
-) -> PolicyTerms:
-    """Clipped surrogate of each sample.
+def likelihood_ratio(log_prob: Tensor, old_log_prob: Tensor) -> Tensor:
+    """exp(log_prob - old_log_prob), (B,), with gradient through the first.
 
     Where the weights are those that generated the sample, pass `log_prob.detach()` as `old_log_prob`: the ratio is
     then 1 to the bit and its gradient is that of the log-prob.
+    """
+    return torch.exp(log_prob - old_log_prob.detach())
+
+
+def clipped_surrogate(ratio: Tensor, advantages: Tensor, clip_range: float, adv_clip_max: float | None) -> PolicyTerms:
+    """max(-A r, -A clip(r, 1 - eps, 1 + eps)) of each sample.
+
+    `clipped` is where r lies outside [1 - eps, 1 + eps]; where the loss would still fall there, it has no gradient.
 
     Args:
-        log_prob: (B,) under the weights being trained, with gradient.
-        old_log_prob: (B,) under the weights that generated the samples.
-        advantages: (B,), clamped to +- `adv_clip_max` here.
+        ratio: (B,) r, with gradient.
+        advantages: (B,) A.
         clip_range: eps. It goes with log-probs averaged over latent elements, hence values of 1e-3 and less.
-        adv_clip_max: bound of the advantages.
+        adv_clip_max: advantages are clamped to +- this; None: not at all.
     """
-    advantages = advantages.to(log_prob.dtype).clamp(-adv_clip_max, adv_clip_max)
+    advantages = clamped(advantages.to(ratio.dtype), adv_clip_max)
     low, high = 1.0 - clip_range, 1.0 + clip_range
-    ratio = torch.exp(log_prob - old_log_prob.detach())
     loss = torch.maximum(-advantages * ratio, -advantages * ratio.clamp(low, high))
     ratio = ratio.detach()
     return PolicyTerms(loss, ratio, (ratio < low) | (ratio > high))
+
+
+def clamped(advantages: Tensor, bound: float | None) -> Tensor:
+    """Advantages within +- `bound`; None: as they are."""
+    return advantages if bound is None else advantages.clamp(-bound, bound)
 
 
 def gaussian_kl(mean: Tensor, mean_ref: Tensor, terms: StepTerms, convention: KLConvention) -> Tensor:
@@ -95,7 +104,7 @@ def normalised_loss(policy_loss: Tensor, count: int, kl: Tensor | None = None, k
     """A unit's share of the update's loss: sum(policy_loss + kl_beta * kl) / count.
 
     Args:
-        policy_loss: (B,) from `policy_loss_terms`.
+        policy_loss: (B,) from `clipped_surrogate`, say.
         count: nominal number of (sample, timestep) pairs of the whole update: groups * G * K, whatever failed.
         kl: (B,) from `gaussian_kl`, or None.
         kl_beta: weight of the KL.

@@ -11,7 +11,7 @@ import re
 from importlib.resources import files
 from pathlib import Path
 
-from digenrl.config_errors import ConfigError, did_you_mean, nearest
+from digenrl.config.errors import ConfigError, did_you_mean, nearest
 
 PACKAGE_PREFIX = "package:"
 #: Characters of a library's sentence that are passed on.

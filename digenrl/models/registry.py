@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import TYPE_CHECKING
 
 from digenrl.config import LoraConfig, ModelConfig
-from digenrl.config_errors import ConfigError, did_you_mean
+from digenrl.config.errors import ConfigError, did_you_mean
 
 if TYPE_CHECKING:  # who only looks a family up should not wait for torch
     import torch

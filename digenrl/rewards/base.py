@@ -38,9 +38,15 @@ class PromptRecord:
 
 @dataclass(frozen=True)
 class Scored:
-    """A finite reward value."""
+    """A finite reward value.
+
+    Attributes:
+        value: the reward.
+        parts: of a mix, the values of its terms before weighting, in their order.
+    """
 
     value: float
+    parts: tuple[float, ...] = ()
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ Mixed            what it returns: the sums, and every part for the metrics
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ class Mixed:
     """Scores of B samples.
 
     Attributes:
-        scores: B weighted sums; Failed where any part failed.
+        scores: B weighted sums with their parts; Failed where any part failed.
         parts: for every reward by name, its B scores before weighting.
     """
 
@@ -85,4 +85,5 @@ def _weighted_sum(scores: Mapping[str, Score], weights: Mapping[str, float]) -> 
     if reasons:
         return Failed("; ".join(reasons))
     values = {name: score.value for name, score in scores.items() if isinstance(score, Scored)}
-    return score_of("sum of " + ", ".join(values), sum(weights[name] * value for name, value in values.items()))
+    total = score_of("sum of " + ", ".join(values), sum(weights[name] * value for name, value in values.items()))
+    return replace(total, parts=tuple(values.values())) if isinstance(total, Scored) else total

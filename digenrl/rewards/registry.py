@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from importlib import import_module
 
-from digenrl.config_errors import did_you_mean
+from digenrl.config.errors import did_you_mean
 from digenrl.rewards.base import Reward
 
 #: Name -> module:class. Imported on use, so that a run loads only the models of the rewards it names.

@@ -14,6 +14,7 @@ from dataclasses import dataclass, replace
 
 from digenrl.algorithms.advantages import GroupStatistics
 from digenrl.identity import SampleId
+from digenrl.rewards.base import Scored
 from digenrl.scheduling import messages as m
 from digenrl.scheduling.bound import Pool
 from digenrl.scheduling.bubbles import Bubble, Cause, Facts, bubbles, by_cause
@@ -183,7 +184,7 @@ def _price_per_hour(pools: Sequence[Pool]) -> float | None:
     return math.fsum(pool.count * (pool.price_per_hour or 0.0) for pool in pools)
 
 
-def _everybody(groups: Sequence[Mapping[SampleId, float]]) -> Verdict:
+def _everybody(groups: Sequence[Mapping[SampleId, Scored]]) -> Verdict:
     """Every sample takes part, so that all work is done."""
     statistics = [GroupStatistics(0.0, 1.0)] * len(groups)
     return Verdict({sample: 1.0 for rewards in groups for sample in rewards}, statistics=statistics)

@@ -52,9 +52,9 @@ class Closed(NamedTuple):
     statistics: dict[int, GroupStatistics | None]
 
 
-#: Rewards by sample of each group of one scope, groups in identity order -> verdict. Samples whose reward failed are
+#: Scores by sample of each group of one scope, groups in identity order -> verdict. Samples whose reward failed are
 #: absent, so a group may be empty.
-AdvantageFn = Callable[[Sequence[Mapping[SampleId, float]]], Verdict]
+AdvantageFn = Callable[[Sequence[Mapping[SampleId, Scored]]], Verdict]
 
 
 class Scopes:
@@ -100,14 +100,14 @@ class Scopes:
 
     def _close(self, members: list[Batch]) -> Closed:
         excluded: dict[SampleId, str] = {}
-        groups: dict[int, dict[SampleId, float]] = {}
+        groups: dict[int, dict[SampleId, Scored]] = {}
         for batch in members:
             rewards = groups.setdefault(self._shape.group_of(batch.id), {})
             assert batch.scores is not None
             for sample in batch.samples:
                 score = batch.scores[sample]
                 if isinstance(score, Scored):
-                    rewards[sample] = score.value
+                    rewards[sample] = score
                 else:
                     excluded[sample] = score.reason
         verdict = self._advantages(list(groups.values()))

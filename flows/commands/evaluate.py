@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
 from rich.table import Table
 
 from digenrl.config import RunConfig
-from digenrl.config_errors import ConfigError
+from digenrl.config.errors import ConfigError
 from digenrl.identity import EVAL_ITERATION, SampleId
 from digenrl.prompts import load_prompts
 from digenrl.rewards.base import PromptRecord

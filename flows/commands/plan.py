@@ -7,7 +7,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from digenrl.config_errors import ConfigError
+from digenrl.config.errors import ConfigError
 from digenrl.scheduling.scopes import StdScope
 from flows.errors import ExpectedError
 from flows.plan.chart import write_chart
@@ -62,7 +62,7 @@ def run(
     if not gantt.is_dir():
         raise ConfigError(f"--gantt {gantt}: expected a directory that exists")
     place = place_of(subject, members, profile)
-    planner = Planner(place.model, place.pools, subject.config.algorithm.std_scope)
+    planner = Planner(place.model, place.pools, subject.config.algorithm.closing_scope)
     out = console()
     try:
         _plan(place, planner, out, trainers=None if members is not None else subject.trainers, gantt=gantt)
@@ -91,7 +91,7 @@ def _plan(place: Place, planner: Planner, out: Console, *, trainers: int | None,
     *rows, binds = figures(planned, bound_s, place.notes)
     if not schedule.colocated:
         rows.append(("best role split", _best(best, planned, place)))
-    rows.append(("std scope", scopes_words(scopes, subject.config.algorithm.std_scope)))
+    rows.append(("std scope", scopes_words(scopes, subject.config.algorithm.closing_scope)))
     stem = f"plan-{subject.name}"
     paths = write_chart(planned, gantt, stem, f"{subject.name}: {schedule_words(schedule)}")
     out.print(grid([*rows, binds, *(("Gantt", str(path)) for path in paths)]))

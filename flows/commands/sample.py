@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING
 
 import typer
 
-from digenrl.config_errors import ConfigError, encoding_problem
+from digenrl.config.errors import ConfigError, encoding_problem
 from digenrl.identity import EVAL_ITERATION, SampleId
 from flows.errors import ExpectedError
 from storage.atomic import write_atomically

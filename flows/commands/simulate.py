@@ -10,7 +10,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn
 
-from digenrl.config_errors import ConfigError
+from digenrl.config.errors import ConfigError
 from digenrl.scheduling.predict import Prediction
 from flows.errors import ExpectedError
 from flows.gantt.picture import chrome_trace
@@ -74,7 +74,7 @@ def run(
         planner = Planner(
             place.model,
             place.pools,
-            subject.config.algorithm.std_scope,
+            subject.config.algorithm.closing_scope,
             iterations,
             watch=lambda ended: progress.update(task, completed=ended),
         )

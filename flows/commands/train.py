@@ -14,8 +14,8 @@ import typer
 from rich.console import Console
 
 from digenrl.config import RunConfig
-from digenrl.config_errors import ConfigError
-from digenrl.configure import load_config, warnings_of
+from digenrl.config.errors import ConfigError
+from digenrl.config.load import load_config, warnings_of
 from digenrl.preflight import check
 from digenrl.preflight_targets import PrefectApi, check_targets
 from flows.errors import ExpectedError

@@ -14,9 +14,9 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from digenrl import config_yaml
 from digenrl.config import RunConfig
-from digenrl.config_errors import ConfigError, did_you_mean, shown
+from digenrl.config import yaml as config_yaml
+from digenrl.config.errors import ConfigError, did_you_mean, shown
 from digenrl.profile import best_timestep_batch
 from digenrl.scheduling.costs import GUESSED, CostModel, KindCosts
 from flows.plan.fleet import Member
@@ -118,7 +118,7 @@ def _priced(config: RunConfig) -> tuple[object, ...]:
     """What the costs of units depend on, apart from the sizes of units."""
     algorithm = config.algorithm
     rewards = tuple(term.name for term in config.rewards)
-    return (config.model, config.lora, rewards, config.cluster.device, algorithm.sampler, algorithm.kl_beta > 0)
+    return (config.model, config.lora, rewards, config.cluster.device, algorithm.name, algorithm.kl_beta > 0)
 
 
 def for_fleet(known: Known, members: Sequence[Member]) -> CostModel:

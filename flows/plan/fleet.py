@@ -19,9 +19,9 @@ from typing import Annotated, Any, Literal
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from pydantic_core import ErrorDetails
 
-from digenrl import config_yaml
-from digenrl.config_errors import ConfigError, KeyPath, did_you_mean, dotted, shown
-from digenrl.config_schema import expectation
+from digenrl.config import yaml as config_yaml
+from digenrl.config.errors import ConfigError, KeyPath, did_you_mean, dotted, shown
+from digenrl.config.schema import expectation
 
 #: The scheduler is tested up to here.
 MOST_WORKERS = 4096

@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from digenrl.config_errors import ConfigError
+from digenrl.config.errors import ConfigError
 from digenrl.scheduling.bound import EVERYTHING, NEEDS, Pool
 from digenrl.scheduling.costs import CostModel
 from digenrl.scheduling.messages import Capability

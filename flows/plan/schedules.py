@@ -11,6 +11,7 @@ import functools
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from digenrl.config.streaming import hindrance
 from digenrl.scheduling.allocate import propose
 from digenrl.scheduling.bound import Pool, work_bound
 from digenrl.scheduling.costs import CostModel
@@ -84,7 +85,7 @@ def schedules(subject: Subject) -> list[Schedule]:
         rows.insert(0, replace(bare, name="genrl (timestep batch 1)", timestep_batch=1))
     if shape.groups > 1:
         rows.append(replace(assisted, name=f"+ TCSS ({stale} of {shape.groups} groups)", stale_groups=stale))
-    if algorithm.std_scope == "group" and shape.micro_batches_per_group > 1:
+    if hindrance(algorithm) is None and shape.micro_batches_per_group > 1:
         rows.append(replace(assisted, name="GAP, TAG, streaming", streaming=True))
     if not any(replace(row, name=configured.name) == configured for row in rows):
         rows.append(configured)

@@ -106,6 +106,16 @@ BAD_INPUTS: tuple[BadInput, ...] = (
         ("train", "tiny-smoke", "algorithm.sampler=flow-sde"),
         ("one of flow_sde, cps", "got 'flow-sde'", "did you mean flow_sde?"),
     ),
+    BadInput(
+        "misspelt algorithm",
+        ("train", "tiny-smoke", "algorithm.name=dance-grpo"),
+        ("algorithm.name must be one of flow_grpo, dance_grpo", "did you mean dance_grpo?"),
+    ),
+    BadInput(
+        "key of another algorithm",
+        ("train", "tiny-smoke", "algorithm.name=dance_grpo", "algorithm.sampler=cps"),
+        ("algorithm.sampler is not a key of dance_grpo, only of flow_grpo, grpo_guard, flow_dppo",),
+    ),
     BadInput("yes for true", ("train", "tiny-smoke", "model.gradient_checkpointing=yes"), ("true or false", "'yes'")),
     BadInput("section set to null", ("train", "tiny-smoke", "model=null"), ("model must be a section", "null")),
     BadInput(

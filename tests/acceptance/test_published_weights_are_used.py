@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from digenrl.config_errors import ConfigError
+from digenrl.config.errors import ConfigError
 from digenrl.scheduling.messages import AdapterRef
 from digenrl.scheduling.units import ScoreUnit
 from faults import Faults, installed

@@ -9,7 +9,7 @@ import sys
 import pytest
 import torch
 
-from digenrl.config_errors import ConfigError
+from digenrl.config.errors import ConfigError
 from digenrl.policy import adapter_hash
 from digenrl.scheduling.messages import AdapterRef
 from runs import small

@@ -9,7 +9,7 @@ import pytest
 import torch
 from diffusers import StableDiffusion3Pipeline
 
-from digenrl.configure import load_config
+from digenrl.config.load import load_config
 from digenrl.data.evaluate_tiny_sd3 import load
 from digenrl.loop import LoopResult, train
 from digenrl.models.checkpoint import locate
@@ -85,6 +85,18 @@ def test_std_scopes_share_the_samples(result: LoopResult, scope: str) -> None:
     other = _small(f"algorithm.std_scope={scope}", "iterations=1", "evaluation.every=0")
     assert other.iterations[0].hashes == result.iterations[0].hashes
     assert other.iterations[0].updates[0].grad_norm != result.iterations[0].updates[0].grad_norm
+
+
+@pytest.mark.parametrize("name", ["dance_grpo", "grpo_guard", "flow_dppo"])
+def test_every_algorithm_trains(result: LoopResult, name: str) -> None:
+    other = _small(f"algorithm.name={name}", "evaluation.every=0")
+    assert other.optimizer.step == 4 and not any(u.skipped for i in other.iterations for u in i.updates)
+    same_samples = other.iterations[0].hashes == result.iterations[0].hashes
+    assert same_samples is (name != "dance_grpo")  # which draws other steps
+    for iteration in other.iterations:
+        first, second = (update.metrics for update in iteration.updates)
+        assert first.pairs and first.ratio == first.pairs and first.clipped == 0
+        assert second.ratio_max != 1 and max(first.logp_gap_max, second.logp_gap_max) < 1e-6
 
 
 def test_stale_groups_are_generated_by_the_weights_of_the_iteration_before(result: LoopResult) -> None:

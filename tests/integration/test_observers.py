@@ -15,7 +15,7 @@ import asyncio, json
 from prefect import flow
 from prefect.runtime import flow_run
 from digenrl import runspec
-from digenrl.configure import load_config
+from digenrl.config.load import load_config
 from digenrl.scheduling.messages import Run
 from tasks.observers import Observers
 from workers.engine import role_of

@@ -16,7 +16,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from digenrl.configure import ConfigError, load_config
+from digenrl.config.load import ConfigError, load_config
 from digenrl.preflight_targets import PrefectApi, check_targets
 from flows.services import ServiceError, ServicesHandle, drain_prefect, ensure, release
 from flows.services.drain import STILL_S

@@ -15,7 +15,7 @@ import pytest
 from mlflow import MlflowClient
 from PIL import Image
 
-from digenrl.configure import load_config
+from digenrl.config.load import load_config
 from flows.history import History, IterationRow
 from flows.services import ServicesHandle
 from flows.services.state import ServicesDirectory

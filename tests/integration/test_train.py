@@ -21,7 +21,7 @@ from PIL import Image
 
 from digenrl import runspec
 from digenrl.config import RunConfig
-from digenrl.configure import load_config
+from digenrl.config.load import load_config
 from digenrl.data.evaluate_tiny_sd3 import load
 from digenrl.identity import SampleId, normal
 from digenrl.models.checkpoint import locate

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from digenrl.configure import ConfigError, load_config
+from digenrl.config.load import ConfigError, load_config
 from digenrl.policy import NumberedAdapter
 from flows.checkpointing import Checkpointer, check_resumable, restore
 from flows.history import History

@@ -6,7 +6,7 @@ import pytest
 
 from digenrl import choices, runspec
 from digenrl.config import RunConfig
-from digenrl.configure import load_config
+from digenrl.config.load import load_config
 from digenrl.profile import Profile
 from digenrl.scheduling.costs import GUESSED, KindCosts
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from digenrl import runspec
-from digenrl.configure import load_config
+from digenrl.config.load import load_config
 from digenrl.scheduling.costs import CostModel
 from digenrl.scheduling.messages import Event, RolloutDone, UnitFinished, WorkerJoined
 from digenrl.scheduling.scheduler import Scheduler

@@ -7,7 +7,7 @@ import time
 import pytest
 
 from digenrl import runspec
-from digenrl.configure import load_config
+from digenrl.config.load import load_config
 from tasks.observers import BUDGET, Observers
 
 RUN_S = 100.0

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.config_errors import ConfigError
+from digenrl.config.errors import ConfigError
 from flows.plan.fleet import Member, read_fleet
 
 

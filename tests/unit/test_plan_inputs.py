@@ -7,8 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.config_errors import ConfigError
-from digenrl.configure import load_config
+from digenrl.config.errors import ConfigError
+from digenrl.config.load import load_config
 from digenrl.scheduling.costs import CostModel
 from digenrl.scheduling.units import RolloutUnit
 from digenrl.scheduling.workloads import load
@@ -59,6 +59,13 @@ def test_overrides_change_a_workload_and_its_costs() -> None:
 def test_a_timestep_batch_that_does_not_fit_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"timestep_batch=7 does not fit into the memory of NVIDIA H100.*: 4 of 7"):
         subject_of("wan2.1-14b", ["schedule.timestep_batch=7"])
+
+
+@pytest.mark.parametrize("algorithm", ["flow_grpo", "dance_grpo", "grpo_guard"])
+def test_a_workload_trains_as_many_steps_whatever_the_algorithm(algorithm: str) -> None:
+    for name, workload in load().items():
+        shape = subject_of(name, [f"algorithm.name={algorithm}"]).shape
+        assert len(shape.trained_steps(0)) == workload.run.trained_steps
 
 
 def test_a_misspelt_workload_names_the_nearest() -> None:

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from digenrl.config import LoraConfig
-from digenrl.config_errors import ConfigError
+from digenrl.config.errors import ConfigError
 from digenrl.models.sd3 import SD3Model
 from digenrl.policy import Policy, adapter_hash
 from tiny_policy import GEOMETRY, LORA, PROMPT, moved, random_pipeline, tiny_policy

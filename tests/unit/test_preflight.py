@@ -14,7 +14,7 @@ import numpy as np
 import pytest
 from safetensors.numpy import save_file
 
-from digenrl.configure import ConfigError, load_config
+from digenrl.config.load import ConfigError, load_config
 from digenrl.preflight import check
 from http_servers import Quiet, serving
 
@@ -258,7 +258,7 @@ def test_a_local_cluster_must_fit_into_memory(files: Path) -> None:
 
 def test_it_is_fast_and_imports_no_torch(files: Path) -> None:
     code = (
-        "import sys; from digenrl.preflight import check; from digenrl.configure import load_config;"
+        "import sys; from digenrl.preflight import check; from digenrl.config.load import load_config;"
         "c = load_config('tiny-ocr', ['data.prompts=train.jsonl', 'data.held_out=held_out.jsonl',"
         " 'model.path=./model', 'lora.targets=[to_q]']); check(c);"
         "assert not {'torch', 'diffusers', 'transformers'} & set(sys.modules)"

@@ -11,7 +11,7 @@ import pytest
 from distributed import Scheduler
 
 from digenrl import preflight_targets
-from digenrl.configure import ConfigError, load_config
+from digenrl.config.load import ConfigError, load_config
 from digenrl.preflight_targets import PrefectApi, check_targets, url_problem
 from http_servers import Quiet, serving
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from digenrl import runspec
-from digenrl.configure import load_config
+from digenrl.config.load import load_config
 from digenrl.policy import NumberedAdapter, Policy
 from digenrl.profile import best_timestep_batch, measure, within_memory
 from digenrl.prompts import load_prompts

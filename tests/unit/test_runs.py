@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from digenrl.configure import ConfigError, load_config
+from digenrl.config.load import ConfigError, load_config
 from storage.runs import RunDirectory, run_names
 
 CONFIG = load_config("tiny-smoke")

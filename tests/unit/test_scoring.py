@@ -14,7 +14,7 @@ from digenrl.identity import SampleId
 from digenrl.rewards.base import Failed, PromptRecord, Scored
 from digenrl.rewards.mix import RewardMix
 from digenrl.rollout import advance, finish, start_rollout
-from digenrl.runspec import advantages_of, group_rewards
+from digenrl.runspec import advantages_of, group_scores
 from digenrl.scoring import mean_reward, score_micro_batch
 from digenrl.training import train_unit
 from tiny_policy import algorithm, embeddings_for, moved, rollout_spec, tiny_policy
@@ -43,7 +43,7 @@ def test_a_nan_latent_fails_its_sample_and_the_group_trains_on_the_rest() -> Non
     assert scores[spec.samples[5]] == Failed("non-finite image")
     assert sum(isinstance(score, Scored) for score in scores.values()) == 7
 
-    advantages = advantages_of(_config(), group_rewards(0, [0], scores)).values
+    advantages = advantages_of(_config(), group_scores(0, [0], scores)).values
     assert set(advantages) == set(spec.samples) - {spec.samples[5]}
     assert sum(advantages.values()) == pytest.approx(0, abs=1e-6)
     contribution = train_unit(
@@ -70,8 +70,8 @@ def test_groups_of_zero_variance_take_part_only_for_their_kl() -> None:
     samples = [[SampleId(0, 2, group, i) for i in range(3)] for group in range(2)]
     scores = {s: Scored(float(s.generation)) for s in samples[0]} | {s: Scored(0.5) for s in samples[1]}
     scores[samples[0][2]] = Failed("no answer")
-    rewards = group_rewards(2, range(2), scores)
-    assert [len(group) for group in rewards] == [2, 3] and group_rewards(1, range(2), scores) == [{}, {}]
+    rewards = group_scores(2, range(2), scores)
+    assert [len(group) for group in rewards] == [2, 3] and group_scores(1, range(2), scores) == [{}, {}]
     without = advantages_of(_config(), rewards)
     assert set(without.values) == set(samples[0][:2]) and without.zero_variance == {1}
     with_kl = advantages_of(_config(kl_beta=0.1), rewards).values

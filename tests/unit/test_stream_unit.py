@@ -9,7 +9,7 @@ import torch
 from diffusers.models.normalization import RMSNorm
 
 from digenrl.algorithms.accumulate import NonFiniteGradient
-from digenrl.algorithms.advantages import group_advantages
+from digenrl.algorithms.advantages import AdvantageRule, group_advantages
 from digenrl.algorithms.streaming import UpdateAccumulator
 from digenrl.identity import MicroBatchId, SampleId
 from digenrl.policy import NumberedAdapter, Policy
@@ -74,7 +74,7 @@ def test_closed_group_has_the_ordinary_gradient(dtype: torch.dtype, limit: float
     if dtype == torch.float64:
         trajectory = widened(trajectory)
     rewards = dict(list(_rewards(trajectory).items())[1:])
-    found = group_advantages([rewards], std_scope="group", adv_clip_max=5.0, zero_variance_tolerance=1e-8)
+    found = group_advantages([rewards], AdvantageRule())
     accumulator: UpdateAccumulator[tuple[int, ...]] = UpdateAccumulator(policy.trainable())
     metrics = UnitMetrics()
     for steps in ((0,), (1, 2)):

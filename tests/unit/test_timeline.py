@@ -13,7 +13,7 @@ from PIL import Image
 
 from digenrl import runspec
 from digenrl.config import RunConfig
-from digenrl.configure import load_config
+from digenrl.config.load import load_config
 from digenrl.scheduling import messages as m
 from digenrl.scheduling.bubbles import CAUSES
 from digenrl.scheduling.units import ScoreUnit, Unit, UpdateUnit

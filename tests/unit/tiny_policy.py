@@ -6,6 +6,7 @@ from dataclasses import replace
 
 import torch
 from diffusers import StableDiffusion3Pipeline
+from pydantic import TypeAdapter
 
 from digenrl.config import AlgorithmConfig, LoraConfig
 from digenrl.data.tiny_sd3_parts import build_pipeline, build_vae
@@ -63,6 +64,7 @@ def rollout_spec(
         samples=tuple(SampleId(7, 0, 0, i) for i in range(size)),
         version=0,
         sigmas=policy.model.sigmas(num_steps, GEOMETRY),
+        stochastic=steps,
         steps=steps,
         sampler=sampler,
         noise_level=0.7,
@@ -89,4 +91,4 @@ def widened(trajectory: Trajectory) -> Trajectory:
 
 
 def algorithm(**changes: object) -> AlgorithmConfig:
-    return AlgorithmConfig.model_validate({"num_steps": 6, **changes})
+    return TypeAdapter(AlgorithmConfig).validate_python({"num_steps": 6, **changes})

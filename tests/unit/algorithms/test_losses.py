@@ -7,7 +7,14 @@ import torch
 from golden_cases import Case, assert_close, golden
 
 from digenrl.algorithms.accumulate import Accumulator
-from digenrl.algorithms.losses import KLConvention, gaussian_kl, normalised_loss, policy_loss_terms
+from digenrl.algorithms.losses import (
+    KLConvention,
+    PolicyTerms,
+    clipped_surrogate,
+    gaussian_kl,
+    likelihood_ratio,
+    normalised_loss,
+)
 from digenrl.algorithms.steps import StepTerms, log_prob, sample_next, step_mean, step_terms
 
 
@@ -15,12 +22,17 @@ def _terms(g: torch.Tensor, std: torch.Tensor) -> StepTerms:
     return StepTerms(c_x=torch.ones_like(g), c_v=torch.ones_like(g), std=std, g=g)
 
 
+def _surrogate(new: torch.Tensor, old: torch.Tensor, advantages: torch.Tensor, clip: float) -> PolicyTerms:
+    return clipped_surrogate(likelihood_ratio(new, old), advantages, clip, 5.0)
+
+
 @golden("grpo_loss")
 def test_loss_and_gradients_equal_the_published_ones(case: Case) -> None:
     p = case.parameters
     new = case["in_log_prob"].clone().requires_grad_()
     mean = case["in_prev_mean"].clone().requires_grad_()
-    policy = policy_loss_terms(new, case["in_old_log_prob"], case["in_advantages"], p["clip_range"], p["adv_clip_max"])
+    ratio = likelihood_ratio(new, case["in_old_log_prob"])
+    policy = clipped_surrogate(ratio, case["in_advantages"], p["clip_range"], p["adv_clip_max"])
     assert_close(policy.ratio, case["out_ratio"])
     assert_close(policy.loss.detach().mean(), case["out_policy_loss"])
     assert float(policy.clipped.double().mean()) == pytest.approx(float(case["out_clip_fraction"]), rel=1e-12)
@@ -39,11 +51,20 @@ def test_loss_and_gradients_equal_the_published_ones(case: Case) -> None:
         assert not by_mean.any()
 
 
+@golden("grpo_loss_verl")
+def test_weights_multiply_the_loss_of_their_pair(case: Case) -> None:
+    p = case.parameters
+    new = case["in_log_prob"].clone().requires_grad_()
+    ratio = likelihood_ratio(new, case["in_old_log_prob"])
+    policy = clipped_surrogate(ratio, case["in_advantages"], p["clip_ratio"], p["adv_clip_max"])
+    loss = normalised_loss(case["in_weights"] * policy.loss, p["batch"])
+    assert_close(loss.detach(), case["out_loss"])
+    assert_close(torch.autograd.grad(loss, new)[0], case["out_grad_log_prob"])
+
+
 def _gradient(delta: list[float], advantages: list[float], clip_range: float = 0.125) -> torch.Tensor:
     new = torch.tensor(delta, dtype=torch.float64).requires_grad_()
-    policy = policy_loss_terms(
-        new, torch.zeros(len(delta), dtype=torch.float64), torch.tensor(advantages), clip_range, 5.0
-    )
+    policy = _surrogate(new, torch.zeros(len(delta), dtype=torch.float64), torch.tensor(advantages), clip_range)
     (gradient,) = torch.autograd.grad(policy.loss.sum(), new)
     return gradient
 
@@ -52,6 +73,13 @@ def test_only_the_clipped_side_loses_its_gradient() -> None:
     out, in_ = math.log(1.25), math.log(0.75)
     gradient = _gradient([out, out, in_, in_], [1.0, -1.0, 1.0, -1.0])
     torch.testing.assert_close(gradient, torch.tensor([0.0, 1.25, -0.75, 0.0], dtype=torch.float64))
+
+
+def test_with_every_ratio_out_of_range_only_those_that_come_back_have_a_gradient() -> None:
+    far = [math.log(2.0)] * 4 + [math.log(0.5)] * 4
+    gradient = _gradient(far, [1.0, 3.0, 1.0, 3.0, -1.0, -3.0, -1.0, -3.0])
+    assert not gradient.any()
+    assert _gradient(far, [-1.0] * 4 + [1.0] * 4).tolist() == pytest.approx([2.0] * 4 + [-0.5] * 4, rel=1e-15)
 
 
 @pytest.mark.parametrize(("delta", "advantage"), [(0.1, 2.0), (-0.1, -2.0)])
@@ -64,7 +92,7 @@ def test_a_ratio_on_the_boundary_counts_as_inside(delta: float, advantage: float
 def test_the_first_update_has_ratio_one_and_the_log_prob_gradient() -> None:
     new = torch.tensor([-0.3, -1.7, 2.5]).requires_grad_()
     advantages = torch.tensor([1.5, -0.25, 0.0])
-    policy = policy_loss_terms(new, new.detach(), advantages, 1e-4, 5.0)
+    policy = _surrogate(new, new.detach(), advantages, 1e-4)
     assert torch.equal(policy.ratio, torch.ones(3))
     assert not policy.clipped.any()
     (gradient,) = torch.autograd.grad(policy.loss.sum(), new)
@@ -74,12 +102,14 @@ def test_the_first_update_has_ratio_one_and_the_log_prob_gradient() -> None:
 def test_no_gradient_flows_into_the_old_log_prob() -> None:
     old = torch.zeros(1, requires_grad=True)
     new = torch.full((1,), 0.01, requires_grad=True)
-    policy_loss_terms(new, old, torch.ones(1), 0.5, 5.0).loss.sum().backward()
+    _surrogate(new, old, torch.ones(1), 0.5).loss.sum().backward()
     assert old.grad is None and new.grad is not None
 
 
-def test_advantages_are_clamped_on_both_sides() -> None:
+def test_advantages_are_clamped_on_both_sides_unless_there_is_no_bound() -> None:
     assert _gradient([0.0, 0.0], [9.0, -9.0]).tolist() == [-5.0, 5.0]
+    free = clipped_surrogate(torch.ones(2), torch.tensor([9.0, -9.0]), 0.1, None)
+    assert free.loss.tolist() == [-9.0, 9.0]
 
 
 @pytest.mark.parametrize("convention", ["image", "transition"])
@@ -138,7 +168,7 @@ def test_units_sum_to_the_full_batch_gradient(dtype: torch.dtype, tolerance: flo
         part = step_terms("flow_sde", sigmas, index[rows], 0.7, 2)
         mean = step_mean(part, x[rows], x[rows] @ weight)
         score = log_prob("flow_sde", x_next[rows], mean, part)
-        policy = policy_loss_terms(score, score.detach() - 1e-3, advantages[rows, 0], 1e-2, 5.0)
+        policy = _surrogate(score, score.detach() - 1e-3, advantages[rows, 0], 1e-2)
         kl = gaussian_kl(mean, step_mean(part, x[rows], x[rows]), part, "transition")
         return torch.autograd.grad(normalised_loss(policy.loss, batch, kl, 0.04), weight)[0]
 

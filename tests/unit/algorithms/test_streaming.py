@@ -12,7 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from digenrl.algorithms.accumulate import Accumulator, NonFiniteGradient
-from digenrl.algorithms.advantages import Advantages, GroupStatistics, group_advantages
+from digenrl.algorithms.advantages import AdvantageRule, Advantages, GroupStatistics, group_advantages
 from digenrl.algorithms.streaming import StreamedGradient, UpdateAccumulator
 
 WEIGHTS = {"a": torch.zeros(2, 3, dtype=torch.float64), "b": torch.zeros(4, dtype=torch.float64)}
@@ -48,7 +48,7 @@ class Update:
 
     @property
     def advantages(self) -> Advantages[Sample]:
-        return group_advantages(self.groups, std_scope="group", adv_clip_max=5.0, zero_variance_tolerance=1e-8)
+        return group_advantages(self.groups, AdvantageRule())
 
     @property
     def closings(self) -> dict[int, GroupStatistics | None]:

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from transformers import T5Config, T5EncoderModel
 
 from digenrl.config import ModelConfig
-from digenrl.config_errors import ConfigError
+from digenrl.config.errors import ConfigError
 from digenrl.models.base import Geometry
 from digenrl.models.checkpoint import CheckpointError
 from digenrl.models.embeddings import EmbeddingCache, select

@@ -41,7 +41,7 @@ def test_scores_are_the_weighted_sum_and_parts_are_kept_unweighted() -> None:
 def test_a_failed_part_fails_its_sample_alone_and_is_named() -> None:
     part = Given("server", [Failed("HTTP 500"), Scored(0.25)])
     mixed = RewardMix([(JpegIncompressibility(), 0.0), (part, 1.0)])(IMAGES, PROMPTS)
-    assert mixed.scores == (Failed("server: HTTP 500"), Scored(0.25))
+    assert mixed.scores == (Failed("server: HTTP 500"), Scored(0.25, parts=(1.0, 0.25)))
     assert isinstance(mixed.parts["jpeg_incompressibility"][0], Scored)
 
 
@@ -55,7 +55,7 @@ def test_a_part_that_is_not_finite_fails_even_with_weight_zero(value: float) -> 
     mixed = RewardMix([(Given("broken", [Scored(value), Scored(1.0)]), 0.0)])(IMAGES, PROMPTS)
     assert isinstance(mixed.scores[0], Failed) and "broken" in mixed.scores[0].reason
     assert isinstance(mixed.parts["broken"][0], Failed)
-    assert mixed.scores[1] == Scored(0.0)
+    assert mixed.scores[1] == Scored(0.0, parts=(1.0,))
 
 
 def test_a_sum_that_overflows_fails() -> None:

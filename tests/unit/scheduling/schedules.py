@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from digenrl.algorithms.advantages import GroupStatistics
 from digenrl.identity import SampleId
+from digenrl.rewards.base import Scored
 from digenrl.scheduling import Layout, RunShape, Scheduler, Verdict
 from digenrl.scheduling import messages as m
 from digenrl.scheduling.simulate import Behaviour, Costs, Result, Simulation
@@ -39,12 +40,13 @@ def shape(**changes: object) -> RunShape:
     return replace(SHAPE, **changes)  # type: ignore[arg-type]
 
 
-def centred(groups: Sequence[Mapping[SampleId, float]]) -> Verdict:
+def centred(groups: Sequence[Mapping[SampleId, Scored]]) -> Verdict:
     """Rewards minus the mean of the group; groups of equal rewards are excluded."""
     advantages: dict[SampleId, float] = {}
     excluded: dict[SampleId, str] = {}
     statistics: list[GroupStatistics | None] = []
-    for rewards in groups:
+    for scores in groups:
+        rewards = {sample: score.value for sample, score in scores.items()}
         if len(set(rewards.values())) < 2:
             excluded |= dict.fromkeys(rewards, "zero variance")
             statistics.append(None)

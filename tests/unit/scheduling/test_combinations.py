@@ -9,7 +9,7 @@ from schedules import ALL, check_every_pair_has_one_fate, unit_s
 
 from combinations import REAL, REFUSED, ROWS, VALUES, overrides, pairs, settings
 from digenrl import runspec
-from digenrl.configure import load_config
+from digenrl.config.load import load_config
 from digenrl.identity import SampleId
 from digenrl.rewards.base import Score, Scored
 from digenrl.scheduling import RunShape, Scheduler

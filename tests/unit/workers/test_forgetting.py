@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from digenrl.configure import load_config
+from digenrl.config.load import load_config
 from digenrl.identity import MicroBatchId
 from digenrl.policy import adapter_hash
 from digenrl.prompts import load_prompts

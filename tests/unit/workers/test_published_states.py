@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from digenrl.configure import load_config
+from digenrl.config.load import load_config
 from digenrl.policy import NumberedAdapter, adapter_hash
 from digenrl.scheduling.messages import Publish
 from workers.courier import Courier

@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import json
 import subprocess
 import sys
-from importlib.resources import files
 from pathlib import Path
 
-import jsonschema
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from digenrl import config_yaml
 from digenrl.config import RunConfig
-from digenrl.config_schema import leaf_paths
-from digenrl.configure import ConfigError, explain, load_config, preset_names, schema, show, warnings_of
+from digenrl.config import yaml as config_yaml
+from digenrl.config.load import ConfigError, load_config, preset_names, show, warnings_of
 
 SMALL = "data: {prompts: prompts.txt}\nrewards: [{name: ocr}]\n"
 
@@ -208,7 +204,7 @@ def test_the_last_override_wins() -> None:
         ("algorithm.clip_rang=2", ["algorithm.clip_rang is not a key", "did you mean algorithm.clip_range?"]),
         ("clip_range=2", ["did you mean algorithm.clip_range?"]),
         ("lr=2", ["did you mean optimizer.learning_rate?"]),
-        ("algorithm.zzz=2", ["valid keys: name, sampler, noise_level"]),
+        ("algorithm.zzz=2", ["valid keys: name, num_steps, prompts_per_iteration"]),
         ("model=3", ["model must be a section", "family, path, height", "got 3"]),
     ],
 )
@@ -320,7 +316,7 @@ def test_bad_extends(tmp_path: Path, extends: str, fragments: list[str]) -> None
     assert all(fragment in message for fragment in fragments), message
 
 
-# Show, explain, schema, warnings
+# Show, warnings
 
 
 @pytest.mark.parametrize("name", ["tiny-ocr", "tiny-smoke"])
@@ -349,57 +345,6 @@ def test_show_loads_back_for_any_text_and_number(tmp_path: Path, experiment: str
     assert load_config(str(path)) == config
 
 
-def test_explain_every_key() -> None:
-    for key in leaf_paths():
-        text = explain(key)
-        assert text.startswith(key)
-        assert "type " in text and "default " in text
-
-
-@pytest.mark.parametrize(
-    ("key", "fragments"),
-    [
-        ("algorithm.clip_range", ["PPO clip range", "a number > 0 and < 1", "0.001", "in tiny-ocr"]),
-        ("schedule.micro_batch", ["an integer or auto", "'auto'"]),
-        ("rewards.name", ["rewards.0.name", "required", "in tiny-ocr", "'ocr'"]),
-        ("rewards", ["a list", "name", "weight"]),
-        ("algorithm", ["FlowGRPO", "noise_level", "Noise level a"]),
-        ("", ["algorithm", "section", "iterations", "RL iterations"]),
-    ],
-)
-def test_explain(key: str, fragments: list[str]) -> None:
-    text = explain(key)
-    assert all(fragment in text for fragment in fragments), text
-
-
-@pytest.mark.parametrize(
-    ("key", "meant"),
-    [
-        ("algoritm", "algorithm"),
-        ("algorithm.cliprange", "algorithm.clip_range"),
-        ("clip_range", "algorithm.clip_range"),
-    ],
-)
-def test_explain_of_an_unknown_key_names_the_nearest(key: str, meant: str) -> None:
-    with pytest.raises(ConfigError, match=f"did you mean {meant}"):
-        explain(key)
-
-
-def test_schema_describes_every_key() -> None:
-    text = json.dumps(schema())
-    assert "extends" in schema()["properties"]
-    assert all(f'"{key.rpartition(".")[2]}"' in text for key in leaf_paths())
-
-
-def test_schema_accepts_the_presets_and_refuses_what_load_config_refuses() -> None:
-    validator = jsonschema.Draft202012Validator(schema())
-    folder = Path(str(files("digenrl.data") / "presets"))
-    for name in preset_names():
-        validator.validate(config_yaml.read((folder / f"{name}.yaml").read_bytes(), name).value)
-    for wrong in ({"seed": 1}, {"extends": "tiny-ocr", "sed": 1}, {"extends": "tiny-ocr", "model": {"height": "x"}}):
-        assert not validator.is_valid(wrong)
-
-
 def test_a_clip_that_cannot_act_is_a_warning() -> None:
     (warning,) = warnings_of(load_config("tiny-ocr", ["algorithm.updates_per_iteration=1"]))
     assert "clip_range cannot act" in warning
@@ -407,7 +352,7 @@ def test_a_clip_that_cannot_act_is_a_warning() -> None:
 
 def test_reading_a_configuration_imports_no_torch() -> None:
     code = (
-        "import sys; from digenrl.configure import *; show(load_config('tiny-ocr')); explain('seed'); schema();"
+        "import sys; from digenrl.config.load import *; show(load_config('tiny-ocr')); explain('seed'); schema();"
         "assert not {'torch', 'numpy', 'diffusers'} & set(sys.modules)"
     )
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)

@@ -6,7 +6,7 @@ import pytest
 
 from digenrl import runspec
 from digenrl.config import RunConfig
-from digenrl.configure import ConfigError, load_config, warnings_of
+from digenrl.config.load import ConfigError, load_config, warnings_of
 
 
 def _config(*overrides: str) -> RunConfig:

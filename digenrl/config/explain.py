@@ -5,12 +5,13 @@ explain(key) -> str     one key, one section, or (for the empty key) the list of
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from typing import Any
 
-from digenrl.config_errors import ConfigError, KeyPath, dotted, shown
-from digenrl.config_layers import preset_names, read_layers
-from digenrl.config_schema import Node, children_of, expectation, is_section, node_at
-from digenrl.config_words import unknown_key
+from digenrl.config.errors import ConfigError, KeyPath, dotted, shown
+from digenrl.config.layers import preset_names, read_layers
+from digenrl.config.schema import Node, branches_of, children_of, expectation, is_section, node_at, plain
+from digenrl.config.words import unknown_key
 
 _ABSENT = object()
 
@@ -44,11 +45,35 @@ def _path(key: str) -> KeyPath:
 
 
 def _value_text(path: KeyPath, node: Node) -> str:
-    rows = [("type", expectation(node)), ("default", shown(node["default"]) if "default" in node else "none: required")]
-    rows += [(f"in {name}", shown(value)) for name, value in _preset_values(path)]
+    holders = _holders(path)
+    nodes = holders or {"": node}
+    rows = [("type", _differing(nodes, expectation)), ("default", _differing(nodes, _default))]
+    rows += [("algorithms", ", ".join(holders))] if holders else []
+    rows += [(f"in {name}", shown(value)) for name, value in _preset_values(plain(path))]
     width = max(len(label) for label, _ in rows)
     lines = [f"  {label:<{width}}  {text}" for label, text in rows]
-    return "\n".join([dotted(path), f"  {node.get('description', '')}", "", *lines])
+    return "\n".join([dotted(plain(path)), f"  {node.get('description', '')}", "", *lines])
+
+
+def _holders(path: KeyPath) -> dict[str, Node]:
+    """Of a key of `algorithm`: the algorithms that have it, with what it is there."""
+    branches = branches_of(node_at(path[:-1]) or {}) if path[-1:] != ("name",) else {}
+    found = {name: node_at((*path[:-1], name, path[-1])) for name in branches}
+    return {name: node for name, node in found.items() if node is not None}
+
+
+def _differing(nodes: dict[str, Node], words: Callable[[Node], str]) -> str:
+    """What is said of all nodes, or of each where it is not the same."""
+    said = {name: words(node) for name, node in nodes.items()}
+    if len(set(said.values())) == 1:
+        return next(iter(said.values()))
+    return ", ".join(f"{text} ({name})" for name, text in said.items())
+
+
+def _default(node: Node) -> str:
+    if children_of(node):
+        return "section" if is_section(node) else "list"
+    return shown(node["default"]) if "default" in node else "required"
 
 
 def _preset_values(path: KeyPath) -> list[tuple[str, Any]]:
@@ -73,15 +98,12 @@ def _section_text(path: KeyPath, node: Node) -> str:
     for name in children_of(node):
         child = node_at((*section, name))
         assert child is not None, "children are keys"
-        rows.append((name, _default_of(child), child.get("description", "")))
+        holders = _holders((*section, name))
+        defaults = {_default(held) for held in holders.values()} or {_default(child)}
+        only = f" [{', '.join(holders)}]" if len(holders) < len(branches_of(node)) and holders else ""
+        rows.append((name, defaults.pop() if len(defaults) == 1 else "differs", child.get("description", "") + only))
     widths = [max(len(row[column]) for row in rows) for column in (0, 1)]
     lines = [f"  {name:<{widths[0]}}  {default:<{widths[1]}}  {text}".rstrip() for name, default, text in rows]
-    title = dotted(path) or "configuration"
+    title = dotted(plain(path)) or "configuration"
     kind = "" if is_section(node) else " (a list; each entry has these keys)"
     return "\n".join([f"{title}{kind}", f"  {node.get('description', '')}", "", *lines])
-
-
-def _default_of(node: Node) -> str:
-    if children_of(node):
-        return "section" if is_section(node) else "list"
-    return shown(node["default"]) if "default" in node else "required"

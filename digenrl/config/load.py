@@ -18,13 +18,13 @@ from collections.abc import Sequence
 
 from pydantic import ValidationError
 
-from digenrl import config_yaml
-from digenrl.config import RunConfig
-from digenrl.config_errors import ConfigError
-from digenrl.config_explain import explain
-from digenrl.config_layers import Layer, override, preset_names, read_layers
-from digenrl.config_schema import schema
-from digenrl.config_words import problems_of
+from digenrl.config import yaml as config_yaml
+from digenrl.config.errors import ConfigError
+from digenrl.config.explain import explain
+from digenrl.config.layers import Layer, override, preset_names, read_layers
+from digenrl.config.run import RunConfig
+from digenrl.config.schema import schema
+from digenrl.config.words import problems_of
 
 __all__ = ["ConfigError", "explain", "load_config", "preset_names", "schema", "show", "warnings_of"]
 
@@ -37,7 +37,8 @@ def load_config(preset_or_path: str, overrides: Sequence[str] = ()) -> RunConfig
     """
     layer = read_layers(preset_or_path)
     problems: list[str] = []
-    for text in overrides:
+    # An algorithm decides which keys there are, so its name comes first.
+    for text in sorted(overrides, key=lambda text: not text.startswith("algorithm.name=")):
         try:
             layer = override(layer, text)
         except ConfigError as error:
@@ -58,17 +59,18 @@ def _validate(layer: Layer) -> tuple[RunConfig | None, list[str]]:
 
 
 def show(config: RunConfig) -> str:
-    """The whole configuration as YAML, in the order of `digenrl.config`, defaults written out."""
+    """The whole configuration as YAML, in the order of RunConfig, defaults written out."""
     return config_yaml.dump(config.model_dump(mode="json"))
 
 
 def warnings_of(config: RunConfig) -> list[str]:
-    """Sentences about settings that are legal and have no effect."""
+    """Sentences about settings that are legal and do not what they seem to."""
     algorithm = config.algorithm
     warnings = []
     if algorithm.updates_per_iteration == 1 and not config.stale_groups:
+        key = algorithm.trust_region
         warnings.append(
-            f"algorithm.clip_range={algorithm.clip_range} has no effect: clip_range cannot act with "
+            f"algorithm.{key}={getattr(algorithm, key):g} has no effect: {key} cannot act with "
             "algorithm.updates_per_iteration=1, where the ratio is always 1 and only the learning rate limits a step"
         )
     if config.schedule.streams and config.micro_batch == algorithm.samples_per_prompt:
@@ -85,5 +87,11 @@ def warnings_of(config: RunConfig) -> list[str]:
         warnings.append(
             f"schedule.stale_fraction={config.schedule.stale_fraction:g} has no effect: with iterations=1 there is no "
             "iteration before whose weights could be used"
+        )
+    optimizer, steps = config.optimizer, config.iterations * algorithm.updates_per_iteration
+    if optimizer.ema_decay is not None and optimizer.ema_every > steps:
+        warnings.append(
+            f"optimizer.ema_decay={optimizer.ema_decay:g} keeps the weights of the start: the average moves at every "
+            f"optimizer.ema_every={optimizer.ema_every} steps, and the run has {steps}"
         )
     return warnings

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping
 from typing import Any
 
-from digenrl.config import RunConfig
-from digenrl.config_errors import dotted, shown
+from digenrl.config.errors import dotted, shown
+from digenrl.config.run import RunConfig
 
 #: Sections and keys that decide how long, where and how visibly a run goes on, and how fast it learns.
 CHANGEABLE = (

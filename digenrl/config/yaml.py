@@ -18,7 +18,7 @@ from typing import Any, ClassVar
 import yaml
 from yaml.composer import ComposerError
 
-from digenrl.config_errors import ConfigError, KeyPath, dotted, encoding_problem
+from digenrl.config.errors import ConfigError, KeyPath, dotted, encoding_problem
 
 _TAG = "tag:yaml.org,2002:"
 _CORE_SCHEMA: tuple[tuple[str, str, list[str]], ...] = (

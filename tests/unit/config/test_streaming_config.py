@@ -7,9 +7,10 @@ import math
 import pytest
 
 from digenrl import runspec
-from digenrl.algorithms.advantages import GroupStatistics, group_advantages
+from digenrl.algorithms.advantages import AdvantageRule, GroupStatistics, group_advantages
 from digenrl.config import RunConfig
-from digenrl.configure import ConfigError, load_config, warnings_of
+from digenrl.config.load import ConfigError, load_config, warnings_of
+from digenrl.rewards.base import Scored
 
 STREAMING = "schedule.advantage=streaming"
 
@@ -40,6 +41,26 @@ def test_auto_waits_for_the_group() -> None:
             "adv_clip_max, or advantage=group",
         ),
         (["algorithm.adv_clip_max=3.8"], "use at most 15 samples"),
+        (["algorithm.adv_clip_max=0.5"], "can be further from the mean; use a larger adv_clip_max, or advantage=group"),
+        (
+            ["algorithm.std_scope=none"],
+            "schedule.advantage=streaming needs advantages that algorithm.adv_clip_max=5 never clips, but with "
+            "algorithm.std_scope=none they may be of any size; use adv_clip_max=null, or advantage=group",
+        ),
+        (["algorithm.trimmed_ratio=0.25"], "with algorithm.trimmed_ratio=0.25 they may be of any size"),
+        (
+            ["algorithm.best_of_n=8"],
+            "schedule.advantage=streaming cannot be combined with algorithm.best_of_n=8: which samples take part is "
+            "known only when their group is complete; use best_of_n=null, or advantage=group",
+        ),
+        (
+            ["algorithm.reward_aggregation=advantages"],
+            "cannot be combined with algorithm.reward_aggregation=advantages: each reward has a mean",
+        ),
+        (
+            ["algorithm.name=flow_dppo", "algorithm.std_scope=update"],
+            "cannot be combined with algorithm.std_scope=update",
+        ),
         (
             ["schedule.stale_fraction=0.25"],
             "schedule.advantage=streaming has nothing to act on: schedule.stale_fraction=0.25 makes all 2 groups of "
@@ -62,6 +83,11 @@ def test_refused_with_a_sentence(overrides: list[str], sentence: str) -> None:
         ["schedule.stale_fraction=0.125"],
         ["schedule.layout=colocated"],
         ["algorithm.kl_beta=0.1"],
+        ["algorithm.std_scope=none", "algorithm.adv_clip_max=null"],
+        ["algorithm.trimmed_ratio=0.25", "algorithm.adv_clip_max=null"],
+        ["algorithm.name=flow_dppo", "algorithm.samples_per_prompt=64", "algorithm.adv_clip_max=null"],
+        ["algorithm.name=dance_grpo"],
+        ["algorithm.name=grpo_guard"],
     ],
 )
 def test_allowed(overrides: list[str]) -> None:
@@ -69,16 +95,17 @@ def test_allowed(overrides: list[str]) -> None:
 
 
 @pytest.mark.parametrize("clip", [1.0, 1.5, math.sqrt(24), 4.9, 5.0, 10.0])
-def test_bound_of_the_group_size_is_sharp(clip: float) -> None:
+@pytest.mark.parametrize("ddof", [0, 1])
+def test_bound_of_the_group_size_is_sharp(clip: float, ddof: int) -> None:
     """One success in a group is the extreme case."""
 
     def largest(size: int) -> float:
         rewards = {i: float(i == 0) for i in range(size)}
-        found = group_advantages([rewards], std_scope="group", adv_clip_max=1e9, zero_variance_tolerance=0, eps=1e-12)
+        found = group_advantages([rewards], AdvantageRule(ddof=ddof, eps=1e-12, adv_clip_max=None))
         return max(abs(a) for a in found.values.values())
 
     most = max(size for size in range(2, 110) if largest(size) <= clip)
-    base = [STREAMING, f"algorithm.adv_clip_max={clip}"]
+    base = [STREAMING, f"algorithm.adv_clip_max={clip}", f"algorithm.std_ddof={ddof}"]
     assert _config(*base, f"algorithm.samples_per_prompt={most}").schedule.streams
     with pytest.raises(ConfigError, match=f"use at most {most} samples"):
         _config(*base, f"algorithm.samples_per_prompt={most + 1}")
@@ -92,7 +119,7 @@ def test_whole_groups_as_micro_batches_leave_nothing_to_stream() -> None:
 
 @pytest.mark.parametrize("kl_beta", [0.0, 0.1])
 def test_advantage_rule_tells_the_statistics_of_every_group(kl_beta: float) -> None:
-    groups = [{0: 0.0, 1: 1.0}, {2: 0.5, 3: 0.5}, {}]
+    groups = [{0: Scored(0.0), 1: Scored(1.0)}, {2: Scored(0.5), 3: Scored(0.5)}, {}]
     verdict = runspec.advantage_rule(_config(f"algorithm.kl_beta={kl_beta}"))(groups)  # type: ignore[arg-type]
     assert list(verdict.statistics) == [GroupStatistics(0.5, 0.5 + 1e-4), None, None]
     assert set(verdict.advantages) == ({0, 1, 2, 3} if kl_beta else {0, 1})

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 
 from combinations import REFUSED, Setting, overrides
-from digenrl.configure import ConfigError, load_config, warnings_of
+from digenrl.config.load import ConfigError, load_config, warnings_of
 
 
 def refusal(*changes: str) -> str:

@@ -4,7 +4,8 @@
     read_layers(name) -> Layer      a preset or file with everything it extends, merged
     override(layer, text) -> Layer  one `section.key=value` on top
 
-Mappings merge key by key; every other value, lists included, replaces what is below it.
+Mappings merge key by key; every other value, lists included, replaces what is below it. A layer that names another
+algorithm leaves behind what that algorithm has no key for.
 """
 
 from __future__ import annotations
@@ -16,9 +17,10 @@ from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
-from digenrl import config_yaml
-from digenrl.config_errors import ConfigError, KeyPath, did_you_mean, dotted, encoding_problem, shown
-from digenrl.config_schema import is_value, node_at
+from digenrl.config import yaml as config_yaml
+from digenrl.config.algorithm import DEFAULT
+from digenrl.config.errors import ConfigError, KeyPath, did_you_mean, dotted, encoding_problem, shown
+from digenrl.config.schema import branches_of, is_value, node_at
 
 #: A configuration is far smaller; a larger file is some other file.
 MOST_BYTES = 1_000_000
@@ -221,6 +223,7 @@ def _merged(base: Any, top: Any) -> Any:
 
 def _merge(base: Layer, top: Layer) -> Layer:
     """`top` over `base`. Values that `top` replaces lose their origins in `base`."""
+    base = _for_algorithm_of(base, top)
     origins = {path: origin for path, origin in base.origins.items() if not _replaced(path, base.value, top.value)}
     return Layer(_merged(base.value, top.value), {**origins, **top.origins}, top.source)
 
@@ -233,3 +236,18 @@ def _replaced(path: KeyPath, base: Any, top: Any) -> bool:
             return False
         base, top = base[part], top[part]
     return True
+
+
+def _for_algorithm_of(base: Layer, top: Layer) -> Layer:
+    """`base` without the settings of its algorithm that the one `top` names does not have."""
+    below, above = (layer.value.get("algorithm", {}) for layer in (base, top))
+    if not (isinstance(below, dict) and isinstance(above, dict)):
+        return base
+    name = above.get("name", below.get("name", DEFAULT))
+    section = branches_of(node_at(("algorithm",)) or {}).get(name) if isinstance(name, str) else None
+    if section is None or name == below.get("name", DEFAULT):
+        return base
+    kept = {key: value for key, value in below.items() if key in section["properties"]}
+    lost = below.keys() - kept.keys()
+    origins = {path: o for path, o in base.origins.items() if path[:1] != ("algorithm",) or not lost & set(path[1:2])}
+    return Layer({**base.value, "algorithm": kept}, origins, base.source)

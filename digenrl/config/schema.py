@@ -2,6 +2,8 @@
 
 schema()              for editors and other tools; a configuration file that follows it is well formed
 node_at(path)         the part of the schema that describes one key, None for an unknown key
+branches_of(node)     where a section is one of several, told apart by their name: each of them
+plain(path)           the path without the name of such a section
 children_of(node)     keys a section may hold
 expectation(node)     what a value must be, in words: "a number > 0 and < 1"
 leaf_paths()          every key that holds a value, dotted; entries of lists carry the index 0
@@ -12,8 +14,8 @@ from __future__ import annotations
 from functools import cache
 from typing import Any
 
-from digenrl.config import RunConfig
-from digenrl.config_errors import KeyPath, dotted, shown
+from digenrl.config.errors import KeyPath, dotted, shown
+from digenrl.config.run import RunConfig
 
 Node = dict[str, Any]
 
@@ -21,7 +23,13 @@ _EXTENDS: Node = {
     "type": "string",
     "description": "Preset or YAML file (relative to this file) whose settings apply where this file is silent.",
 }
-_BOUNDS = {"minimum": ">=", "exclusiveMinimum": ">", "maximum": "<=", "exclusiveMaximum": "<"}
+_BOUNDS = {
+    "minimum": ">=",
+    "exclusiveMinimum": ">",
+    "maximum": "<=",
+    "exclusiveMaximum": "<",
+    "multipleOf": "a multiple of",
+}
 _SIMPLE = {
     "integer": ("an integer", "integers"),
     "number": ("a number", "numbers"),
@@ -41,6 +49,9 @@ def schema() -> Node:
         # A section of a file that extends another may name any subset of its keys.
         definition.pop("required", None)
     run["$defs"]["RewardConfig"]["required"] = ["name"]
+    # Without its name, which may come from the base, the same keys may belong to several algorithms.
+    algorithm = run["properties"]["algorithm"]
+    algorithm["anyOf"] = algorithm.pop("oneOf")
     return {"$schema": "https://json-schema.org/draft/2020-12/schema", **run}
 
 
@@ -50,7 +61,11 @@ def _run_schema() -> Node:
 
 
 def node_at(path: KeyPath) -> Node | None:
-    """The schema of the key at `path`, references resolved; the whole schema for the empty path."""
+    """The schema of the key at `path`, references resolved; the whole schema for the empty path.
+
+    Where a section is one of several, the name of one of them may follow its key: `algorithm.dance_grpo.eta`. Without
+    it, a key is that of the first section that has it.
+    """
     node = _run_schema()
     for part in path:
         found = _step(node, part)
@@ -61,7 +76,13 @@ def node_at(path: KeyPath) -> Node | None:
 
 
 def _step(node: Node, part: str | int) -> Node | None:
-    for option in node.get("anyOf", [node]):
+    branches = branches_of(node)
+    if part in branches:
+        return branches[str(part)]
+    if part == "name" and branches:
+        first = _resolve(next(iter(branches.values()))["properties"]["name"])
+        return {**{k: v for k, v in first.items() if k != "const"}, "enum": list(branches)}
+    for option in branches.values() or node.get("anyOf", [node]):
         resolved = _resolve(option)
         if isinstance(part, str) and part in resolved.get("properties", {}):
             return _resolve(resolved["properties"][part])
@@ -80,8 +101,24 @@ def _resolve(node: Node) -> Node:
     return {**definition, **{key: value for key, value in node.items() if key != "$ref"}}
 
 
+def branches_of(node: Node) -> dict[str, Node]:
+    """The sections by name of which a key holds one; empty if it does not."""
+    sections = [_resolve(option) for option in node.get("oneOf", [])]
+    return {section["properties"]["name"]["const"]: section for section in sections}
+
+
+def plain(path: KeyPath) -> KeyPath:
+    """The path as a file has it: without the names of branches."""
+    return tuple(part for index, part in enumerate(path) if part not in branches_of(node_at(path[:index]) or {}))
+
+
 def children_of(node: Node) -> list[str]:
-    """Keys of a section in the order of its life; for a list of sections those of one entry; else none."""
+    """Keys of a section in the order of its life; for a list of sections those of one entry; else none.
+
+    Where the section is one of several, the keys that any of them has.
+    """
+    if branches := branches_of(node):
+        return list(dict.fromkeys(key for branch in branches.values() for key in children_of(branch)))
     if "properties" in node:
         return list(node["properties"])
     items = node.get("items")
@@ -90,7 +127,7 @@ def children_of(node: Node) -> list[str]:
 
 def is_section(node: Node) -> bool:
     """Whether the key holds keys."""
-    return "properties" in node
+    return "properties" in node or bool(branches_of(node))
 
 
 def is_value(node: Node) -> bool:
@@ -140,4 +177,5 @@ def _leaves(node: Node, path: KeyPath) -> list[KeyPath]:
         return _leaves(items, (*path, 0))
     if not is_section(node):
         return [path]
-    return [leaf for key in node["properties"] for leaf in _leaves(_resolve(node["properties"][key]), (*path, key))]
+    children = {key: _step(node, key) for key in children_of(node)}
+    return [leaf for key, child in children.items() if child for leaf in _leaves(child, (*path, key))]

@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import ValidationError
 from pydantic_core import ErrorDetails
 
-from digenrl.config_errors import KeyPath, did_you_mean, dotted, nearest, shown
-from digenrl.config_schema import children_of, expectation, leaf_paths, node_at
+from digenrl.config.errors import KeyPath, did_you_mean, dotted, nearest, shown
+from digenrl.config.schema import branches_of, children_of, expectation, leaf_paths, node_at, plain
 
 OriginOf = Callable[[KeyPath], str]
 
@@ -36,7 +36,7 @@ def problems_of(error: ValidationError, value: Any, origin_of: OriginOf) -> list
             continue  # pydantic does not count entries that are wrong themselves
         unknown = detail["type"] == "extra_forbidden"
         sentence = unknown_key(path) if unknown else _sentence(detail, path, value)
-        sentences.setdefault((path, unknown), f"{sentence} ({origin_of(path)})")
+        sentences.setdefault((path, unknown), f"{sentence} ({origin_of(plain(path))})")
     return list(sentences.values())
 
 
@@ -49,13 +49,26 @@ def unknown_key(path: KeyPath) -> str:
     name, section = str(path[-1]), path[:-1]
     node = node_at(section)
     siblings = children_of(node) if node else []
-    prefix = f"{dotted(section)}." if section else ""
+    above = plain(section)
+    key, prefix = dotted((*above, name)), f"{dotted(above)}." if above else ""
     close = nearest(name, siblings)
-    elsewhere = [leaf for leaf in leaf_paths() if name in _names_of(leaf)]
+    elsewhere = [leaf for leaf in leaf_paths() if name in _names_of(leaf) and leaf != key]
+    if others := _others_with(name, section):
+        return f"{key} is not a key of {section[-1]}, only of {', '.join(others)}" + (
+            f"; did you mean {prefix}{close}?" if close else ""
+        )
     if elsewhere and (close is None or len(name) < 4):
-        return f"{dotted(path)} is not a key; did you mean {' or '.join(elsewhere)}?"
+        return f"{key} is not a key; did you mean {' or '.join(elsewhere)}?"
     hint = did_you_mean(name, siblings, "valid keys") if close is None else f"; did you mean {prefix}{close}?"
-    return f"{dotted(path)} is not a key{hint}"
+    return f"{key} is not a key{hint}"
+
+
+def _others_with(name: str, section: KeyPath) -> list[str]:
+    """If a section is one of several, those of the others that have the key."""
+    branches = branches_of(node_at(section[:-1]) or {}) if section else {}
+    if not section or section[-1] not in branches:
+        return []
+    return [branch for branch, node in branches.items() if name in children_of(node)]
 
 
 def _names_of(leaf: str) -> tuple[str, str]:
@@ -67,6 +80,8 @@ def _names_of(leaf: str) -> tuple[str, str]:
 def _key_path(detail: ErrorDetails) -> KeyPath:
     """The longest prefix of the location that is a key: pydantic appends the branch of a union to it."""
     path: KeyPath = ()
+    if detail["type"] == "union_tag_invalid":
+        return (*detail["loc"], "name")
     for part in detail["loc"]:
         if node_at((*path, part)) is None:
             return (*path, part) if detail["type"] == "extra_forbidden" else path
@@ -76,18 +91,18 @@ def _key_path(detail: ErrorDetails) -> KeyPath:
 
 
 def _sentence(detail: ErrorDetails, path: KeyPath, value: Any) -> str:
-    kind, key = detail["type"], dotted(path)
+    kind, key = detail["type"], dotted(plain(path))
     node = node_at(path)
     assert node is not None, f"{key} was checked to be a key"
     if kind == "value_error":
         reason = str(detail["ctx"]["error"])
         if not path:
             return reason
-        return f"{key}: {reason}" if children_of(node) else f"{key} {reason}, got {shown(_lookup(value, path))}"
+        return f"{key}: {reason}" if children_of(node) else f"{key} {reason}, got {shown(_lookup(value, plain(path)))}"
     if kind == "missing" and path == detail["loc"]:
         meaning = node.get("description", "").rstrip(".")
         return f"{key} is missing: it must be {expectation(node)}" + (f" ({meaning})" if meaning else "")
-    given = _lookup(value, path)
+    given = _lookup(value, plain(path))
     sentence = f"{key} must be {expectation(node)}, got {shown(given)}"
     names = [str(name) for option in node.get("anyOf", [node]) for name in _names(option)]
     close = nearest(given, names) if isinstance(given, str) else None

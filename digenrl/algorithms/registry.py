@@ -1,0 +1,26 @@
+"""Algorithms by the section of the configuration that asks for them.
+
+algorithm_of     section -> Algorithm
+"""
+
+from __future__ import annotations
+
+from digenrl.algorithms.base import Algorithm
+from digenrl.algorithms.dance_grpo import DanceGrpo
+from digenrl.algorithms.flow_dppo import FlowDppo
+from digenrl.algorithms.flow_grpo import FlowGrpo
+from digenrl.algorithms.grpo_guard import GrpoGuard
+from digenrl.config import AlgorithmConfig, DanceGrpoConfig, FlowDppoConfig, FlowGrpoConfig, GrpoGuardConfig
+
+
+def algorithm_of(section: AlgorithmConfig) -> Algorithm:
+    """The algorithm with the settings of its section."""
+    match section:
+        case FlowGrpoConfig():
+            return FlowGrpo(section)
+        case DanceGrpoConfig():
+            return DanceGrpo(section)
+        case GrpoGuardConfig():
+            return GrpoGuard(section)
+        case FlowDppoConfig():
+            return FlowDppo(section)

@@ -1,0 +1,54 @@
+"""Everything a run is configured by. Strict: an unknown key is an error.
+
+RunConfig           one training run; its sections follow the life of a sample: model, data, rewards, algorithm,
+                    optimiser, then how and where it is computed
+model, algorithm, optimizer, schedule, surroundings     the sections
+run                 RunConfig, and what sections must agree on
+load                read YAML, presets and overrides into a RunConfig
+layers, yaml        what a file says, and where it says it
+schema, explain     what may be said
+errors, words       how an error reads
+changes             what may change between the attempts of one run
+"""
+
+from digenrl.config.algorithm import (
+    AlgorithmConfig,
+    DanceGrpoConfig,
+    FlowDppoConfig,
+    FlowGrpoConfig,
+    GrpoGuardConfig,
+)
+from digenrl.config.model import DataConfig, LoraConfig, ModelConfig, RewardConfig
+from digenrl.config.optimizer import OptimizerConfig
+from digenrl.config.run import RunConfig
+from digenrl.config.schedule import ObserveConfig, ScheduleConfig
+from digenrl.config.section import Section
+from digenrl.config.surroundings import (
+    CheckpointConfig,
+    ClusterConfig,
+    EvaluationConfig,
+    GatesConfig,
+    TrackingConfig,
+)
+
+__all__ = [
+    "AlgorithmConfig",
+    "CheckpointConfig",
+    "ClusterConfig",
+    "DanceGrpoConfig",
+    "DataConfig",
+    "EvaluationConfig",
+    "FlowDppoConfig",
+    "FlowGrpoConfig",
+    "GatesConfig",
+    "GrpoGuardConfig",
+    "LoraConfig",
+    "ModelConfig",
+    "ObserveConfig",
+    "OptimizerConfig",
+    "RewardConfig",
+    "RunConfig",
+    "ScheduleConfig",
+    "Section",
+    "TrackingConfig",
+]

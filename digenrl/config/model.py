@@ -1,0 +1,56 @@
+"""The model, the adapter that is trained on it, and what it is trained with."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from digenrl.config.section import PositiveInt, Section
+
+
+class ModelConfig(Section):
+    """Which checkpoint, and what it generates."""
+
+    family: Literal["sd3"] = Field("sd3", description="Model family.")
+    path: str = Field(
+        "package:tiny-sd3",
+        description="Diffusers pipeline: a directory, a hub id, or package:NAME for one that ships with DigenRL.",
+    )
+    height: PositiveInt = Field(12, le=8192, description="Height of generated samples in pixels.")
+    width: PositiveInt = Field(24, le=8192, description="Width of generated samples in pixels.")
+    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of the frozen base weights.")
+    guidance_scale: float = Field(
+        1.0, ge=0, description="Classifier-free guidance in rollout, training and evaluation; <= 1 turns it off."
+    )
+    max_sequence_length: int | None = Field(
+        None,
+        ge=0,
+        le=512,
+        description="Tokens of the T5 part of a prompt; null: 256, or none if the checkpoint has no T5.",
+    )
+    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+
+
+class LoraConfig(Section):
+    """The trained adapter."""
+
+    rank: PositiveInt = Field(32, le=1024, description="LoRA rank.")
+    alpha: PositiveInt = Field(64, description="LoRA alpha; the update is scaled by alpha / rank.")
+    targets: tuple[str, ...] | None = Field(
+        None, description="Name suffixes of the adapted layers; null means the family's published list."
+    )
+
+
+class DataConfig(Section):
+    """Prompts to train on and to evaluate on."""
+
+    prompts: str = Field(min_length=1, description="JSONL or text file of prompts, or package:NAME.")
+    held_out: str | None = Field(None, description="Prompts for evaluation only; must share no id with `prompts`.")
+
+
+class RewardConfig(Section):
+    """One term of the reward."""
+
+    name: str = Field(description="Registered reward.")
+    weight: float = Field(1.0, description="Weight in the sum of rewards.")

@@ -1,0 +1,106 @@
+"""A whole run: its sections, and what they must agree on."""
+
+from __future__ import annotations
+
+from decimal import Decimal
+
+from pydantic import Field, model_validator
+
+from digenrl.config.algorithm import AlgorithmConfig, FlowGrpoConfig
+from digenrl.config.model import DataConfig, LoraConfig, ModelConfig, RewardConfig
+from digenrl.config.optimizer import OptimizerConfig
+from digenrl.config.schedule import ScheduleConfig
+from digenrl.config.section import PositiveInt, Section
+from digenrl.config.streaming import hindrance
+from digenrl.config.surroundings import (
+    CheckpointConfig,
+    ClusterConfig,
+    EvaluationConfig,
+    GatesConfig,
+    TrackingConfig,
+)
+
+
+class RunConfig(Section):
+    """One training run."""
+
+    seed: int = Field(0, ge=0, description="Seed of prompts, noise, windows and the adapter's start.")
+    iterations: PositiveInt = Field(100, le=1_000_000, description="RL iterations.")
+    model: ModelConfig = Field(default_factory=ModelConfig)
+    lora: LoraConfig = Field(default_factory=LoraConfig)
+    data: DataConfig
+    rewards: tuple[RewardConfig, ...] = Field(min_length=1, description="Terms of the reward.")
+    algorithm: AlgorithmConfig = Field(default_factory=FlowGrpoConfig, description="How samples are learned from.")
+    optimizer: OptimizerConfig = Field(default_factory=OptimizerConfig)
+    schedule: ScheduleConfig = Field(default_factory=ScheduleConfig)
+    cluster: ClusterConfig = Field(default_factory=ClusterConfig)
+    evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
+    checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
+    gates: GatesConfig = Field(default_factory=GatesConfig)
+    tracking: TrackingConfig = Field(default_factory=TrackingConfig)
+
+    @model_validator(mode="after")
+    def _cross(self) -> RunConfig:
+        micro = self.micro_batch
+        if self.algorithm.samples_per_prompt % micro:
+            raise ValueError(
+                f"schedule.micro_batch={micro} must divide "
+                f"algorithm.samples_per_prompt={self.algorithm.samples_per_prompt}"
+            )
+        if self.schedule.layout != "colocated" and self.cluster.trainers >= self.cluster.workers:
+            raise ValueError(
+                f"cluster.trainers={self.cluster.trainers} leaves no rollout worker of "
+                f"cluster.workers={self.cluster.workers}; use fewer trainers or schedule.layout=colocated"
+            )
+        steps = self.schedule.steps_per_unit
+        if steps != "auto" and steps > self.algorithm.num_steps:
+            raise ValueError(
+                f"schedule.steps_per_unit={steps} exceeds algorithm.num_steps={self.algorithm.num_steps}; use at most "
+                f"that, or auto for the whole trajectory"
+            )
+        if self.optimizer.warmup_iterations > self.iterations:
+            raise ValueError(
+                f"optimizer.warmup_iterations={self.optimizer.warmup_iterations} exceeds iterations={self.iterations}"
+            )
+        names = [r.name for r in self.rewards]
+        if len(set(names)) != len(names):
+            raise ValueError(f"rewards: each reward may be named once, got {names}")
+        return self
+
+    @model_validator(mode="after")
+    def _stale(self) -> RunConfig:
+        share, groups = self.schedule.stale_fraction, self.algorithm.prompts_per_iteration
+        if share > 0 and not self.stale_groups:
+            raise ValueError(
+                f"schedule.stale_fraction={share:g} is less than one of algorithm.prompts_per_iteration={groups} "
+                f"groups; use at least {-(-1000 // groups) / 1000:g}, or 0 for none"
+            )
+        return self
+
+    @model_validator(mode="after")
+    def _streaming(self) -> RunConfig:
+        algorithm = self.algorithm
+        if not self.schedule.streams:
+            return self
+        if problem := hindrance(algorithm):
+            raise ValueError(f"schedule.advantage=streaming {problem}, or advantage=group")
+        first = algorithm.prompts_per_iteration // algorithm.updates_per_iteration
+        if self.stale_groups >= first:
+            raise ValueError(
+                f"schedule.advantage=streaming has nothing to act on: schedule.stale_fraction="
+                f"{self.schedule.stale_fraction:g} makes all {first} groups of the first update stale, and only fresh "
+                f"ones can be streamed; use a smaller stale_fraction, or advantage=group"
+            )
+        return self
+
+    @property
+    def stale_groups(self) -> int:
+        """Groups of an iteration that are generated under the version before."""
+        # As the decimal fraction it was written as: 0.29 of 100 groups are 29.
+        return int(Decimal(repr(self.schedule.stale_fraction)) * self.algorithm.prompts_per_iteration)
+
+    @property
+    def micro_batch(self) -> int:
+        """Samples per micro-batch with `auto` resolved."""
+        size = self.schedule.micro_batch
+        return self.algorithm.samples_per_prompt if size == "auto" else size

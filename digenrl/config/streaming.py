@@ -1,0 +1,54 @@
+"""With which algorithms training may begin before a group is complete.
+
+    hindrance    why not
+
+Streaming sums gradients while rewards are missing and puts the advantages in afterwards (see
+`digenrl.algorithms.streaming`). That is the ordinary gradient only if every advantage is (r - mean) / scale with a
+mean and a scale that the group has in common, all samples take part, and no advantage is clipped.
+"""
+
+from __future__ import annotations
+
+import math
+
+from digenrl.config.algorithm import AlgorithmConfig, extreme_of
+
+
+def hindrance(algorithm: AlgorithmConfig) -> str | None:
+    """Why advantages cannot be put in afterwards, and what helps, as the middle of a sentence; None: they can."""
+    if algorithm.closing_scope != "group":
+        return (
+            f"cannot be combined with algorithm.std_scope={algorithm.std_scope}: only a group's own "
+            f"standard deviation keeps advantages within adv_clip_max; use std_scope=group"
+        )
+    if algorithm.best_of_n is not None:
+        return (
+            f"cannot be combined with algorithm.best_of_n={algorithm.best_of_n}: which samples take part is known only "
+            f"when their group is complete; use best_of_n=null"
+        )
+    if algorithm.reward_aggregation == "advantages":
+        return (
+            "cannot be combined with algorithm.reward_aggregation=advantages: each reward has a mean and a standard "
+            "deviation of its own, and would need sums of its own; use reward_aggregation=rewards"
+        )
+    return _clipping(algorithm)
+
+
+def _clipping(algorithm: AlgorithmConfig) -> str | None:
+    """Whether an advantage could be clipped."""
+    bound, largest = algorithm.adv_clip_max, algorithm.largest_advantage
+    if bound is None or largest <= bound:
+        return None
+    if math.isinf(largest):
+        key = "std_scope" if algorithm.std_scope == "none" else "trimmed_ratio"
+        return (
+            f"needs advantages that algorithm.adv_clip_max={bound:g} never clips, but with "
+            f"algorithm.{key}={getattr(algorithm, key)} they may be of any size; use adv_clip_max=null"
+        )
+    fitting = [n for n in range(2, algorithm.samples_per_prompt) if extreme_of(n, algorithm.std_ddof) <= bound]
+    fewer = f"at most {fitting[-1]} samples, " if fitting else ""
+    return (
+        f"needs advantages that algorithm.adv_clip_max={bound:g} never clips, but one sample of "
+        f"algorithm.samples_per_prompt={algorithm.samples_per_prompt} can be further from the mean; use {fewer}a "
+        f"larger adv_clip_max"
+    )

@@ -1,0 +1,57 @@
+"""Where a run computes, and what goes on beside its iterations: evaluation, checkpoints, gates, tracking."""
+
+from __future__ import annotations
+
+from typing import Literal
+
+from pydantic import Field
+
+from digenrl.config.section import PositiveInt, Section
+
+
+class ClusterConfig(Section):
+    """Where work runs."""
+
+    address: str = Field("local", description="local, tcp://HOST:PORT or tls://HOST:PORT of a Dask scheduler.")
+    workers: PositiveInt = Field(2, description="Worker processes of a local cluster.")
+    trainers: PositiveInt = Field(1, description="Workers that train (layouts disaggregated and digenrl).")
+    device: Literal["cpu", "cuda"] = Field("cpu", description="Device the workers compute on.")
+    worker_ttl_s: float = Field(30.0, ge=5, le=86400, description="A worker silent for longer counts as lost.")
+
+
+class EvaluationConfig(Section):
+    """Held-out evaluation with fixed noise."""
+
+    every: int = Field(10, ge=0, description="Evaluate every n iterations, and at start and end (0: never).")
+    prompts: int = Field(200, ge=0, description="Held-out prompts per evaluation (at most as many as there are).")
+    num_steps: int = Field(10, ge=1, le=1000, description="Denoising steps, deterministic.")
+    seed: int = Field(0, ge=0, description="Seed of the evaluation noise.")
+    micro_batch: PositiveInt = Field(25, description="Samples per evaluation unit.")
+
+
+class CheckpointConfig(Section):
+    """When state is saved."""
+
+    every: int = Field(10, ge=0, description="Save every n iterations, and at the end (0: only at the end).")
+    keep: PositiveInt = Field(3, description="Keep the newest n checkpoints.")
+
+
+class GatesConfig(Section):
+    """Checks that stop a run which would silently learn nothing or the wrong thing."""
+
+    max_logp_gap: float | None = Field(
+        None, gt=0, description="Limit of |log p at training - log p at rollout|; null: five times the profiled floor."
+    )
+    max_bad_updates: int = Field(3, ge=0, description="Updates skipped for non-finite gradients before the run stops.")
+    max_failed_share: float = Field(
+        0.5, ge=0, le=1, description="Share of failed samples in one iteration above which the run stops."
+    )
+
+
+class TrackingConfig(Section):
+    """MLflow."""
+
+    experiment: str = Field("digenrl", min_length=1, description="MLflow experiment.")
+    uri: str = Field(
+        "managed", min_length=1, description="managed: DigenRL's own MLflow server; else a tracking URI; none: off."
+    )
