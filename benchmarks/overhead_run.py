@@ -88,7 +88,7 @@ async def run_observed(client: Client, side: Side, config: RunConfig) -> tuple[R
         recorder = _Recorder(shape)
         await _drive(client, side, config, shape, Listeners(recorder, observers))
         share = observers.share
-        await observers.close()
+        await observers.close(patient=True)
         ids = (str(flow_run.id), *map(str, observers.flow_runs))
         return recorder.reading(share), FlowRun(ids, observers.emitted)
 

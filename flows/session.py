@@ -239,7 +239,7 @@ class Session:
             self._checkpointer.finish(),
             asyncio.to_thread(self._save_lora),
             self._draw(),
-            self._observers.close(),
+            self._observers.close(patient=status == "completed"),
         )
         if self._costs is not None:
             await asyncio.to_thread(self._costs.write)

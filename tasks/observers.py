@@ -31,8 +31,8 @@ logger = logging.getLogger(__name__)
 #: Share of the run's time up to which `detail: auto` shows micro-batches; detailed iterations count.
 BUDGET = 0.02
 
-#: How long the end of a run may wait for Prefect here.
-CLOSE_S = 6.0
+#: How long the end of a run may wait for Prefect here: while it takes nothing, and in all if nobody is in a hurry.
+CLOSE_S, PATIENT_S = 6.0, 30.0
 
 T = TypeVar("T")
 Outcome = asyncio.Future[object]
@@ -97,17 +97,24 @@ class Observers(Listener):
         if page is not None:
             self._spawn(self._close_page(page))
 
-    async def close(self) -> None:
-        """Cancel every open task run, end every page and wait until Prefect was told, at most for `CLOSE_S`."""
+    async def close(self, *, patient: bool = False) -> None:
+        """Cancel every open task run, end every page and wait until Prefect was told.
+
+        Args:
+            patient: wait for `PATIENT_S`, as long as Prefect takes one after the other; else for `CLOSE_S`.
+        """
         for outcome, _ in self._open.values():
             outcome.cancel()
         self._open.clear()
         for page in self._pages.values():
             self._spawn(self._close_page(page))
         self._pages.clear()
-        deadline = time.monotonic() + CLOSE_S
+        deadline = time.monotonic() + (PATIENT_S if patient else CLOSE_S)
         while self._running and (left_s := deadline - time.monotonic()) > 0:
-            await asyncio.wait(self._running, timeout=left_s)
+            wait_s = min(left_s, CLOSE_S)
+            taken, _ = await asyncio.wait(self._running, timeout=wait_s, return_when=asyncio.FIRST_COMPLETED)
+            if not taken:
+                break
         for task in self._running:
             self._lost += 1
             task.cancel()
