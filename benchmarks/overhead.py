@@ -44,7 +44,7 @@ LAYOUTS = ("colocated", "disaggregated")
 EVERYWHERE = (*LAYOUTS, "emulated")
 #: Above this load average, or this many cores of other processes, figures are not to be trusted.
 QUIET_LOAD, QUIET_CORES = 0.5, 0.1
-DRAIN_S, SETTLE_S = 60.0, 30.0
+DRAIN_S, SETTLE_S = 180.0, 30.0
 
 QUICK = ("algorithm.prompts_per_iteration=4", "algorithm.samples_per_prompt=4", "algorithm.updates_per_iteration=2")
 
