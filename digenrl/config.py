@@ -26,10 +26,11 @@ class Section(BaseModel):
 class ModelConfig(Section):
     """Which checkpoint, and what it generates."""
 
-    family: Literal["sd3"] = Field("sd3", description="Model family.")
+    family: Literal["sd3", "flux", "qwen", "wan", "hunyuan"] = Field("sd3", description="Model family.")
     path: str = Field(
         "package:tiny-sd3",
-        description="Diffusers pipeline: a directory, a hub id, or package:NAME for one that ships with DigenRL.",
+        description="Diffusers pipeline: a directory, a hub id, package:NAME for one that ships with DigenRL, or "
+        "tiny:FAMILY for a tiny random one of a family.",
     )
     height: PositiveInt = Field(12, le=8192, description="Height of generated samples in pixels.")
     width: PositiveInt = Field(24, le=8192, description="Width of generated samples in pixels.")

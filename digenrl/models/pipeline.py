@@ -3,6 +3,7 @@
     PipelineModel     base of the families: loading, freezing, encoding with a negative prompt, decoding
     save_adapter(...) an adapter as a pipeline's `load_lora_weights` takes it
     quiet()           no bars and no warnings while libraries load
+    unstandardised()  latents as the video VAEs take them
 
 Everything a pipeline knows is asked of the pipeline: prompts go through its own `encode_prompt`, sigmas come from its
 scheduler, adapters are written by its own `save_lora_weights`.
@@ -55,6 +56,9 @@ class PipelineModel:
     Args:
         pipeline: a `pipeline_class` on its device; the transformer's dtype is what `velocity` computes in.
         max_sequence_length: tokens of the long part of a prompt; None: as in the pipeline's own call.
+
+    Raises:
+        CheckpointError: too few tokens.
     """
 
     family: str
@@ -63,8 +67,9 @@ class PipelineModel:
     pipeline_class: ClassVar[Any]
     #: What classifier-free guidance steers away from; None: the family's guidance is an input of the transformer.
     negative_prompt: ClassVar[str | None] = None
-    #: Tokens of the long part of a prompt in the pipeline's own call.
+    #: Tokens of the long part of a prompt in the pipeline's own call, and the fewest there may be.
     default_tokens: ClassVar[int]
+    fewest_tokens: ClassVar[int] = 1
     #: What the pipeline's call hands its scheduler.
     spacing: ClassVar[Spacing] = "uniform"
 
@@ -74,6 +79,11 @@ class PipelineModel:
         self.sizes = FAMILIES[self.family].sizes(pipeline.vae.config, pipeline.transformer.config)
         self._dtype: torch.dtype = pipeline.transformer.dtype
         self._tokens = self.default_tokens if max_sequence_length is None else max_sequence_length
+        if self._tokens < self.fewest_tokens:
+            raise CheckpointError(
+                f"model.max_sequence_length must be at least {self.fewest_tokens} for model.family={self.family}, "
+                f"got {self._tokens}"
+            )
         self._negative: Embeddings | None = None
         pipeline.set_progress_bar_config(disable=True)
         for part in pipeline.components.values():
@@ -171,6 +181,12 @@ class PipelineModel:
     def _decode(self, latents: torch.Tensor) -> torch.Tensor:
         """(b, 3, F, H, W) in about [-1, 1], of (b, *D) float32 latents."""
         raise NotImplementedError
+
+
+def unstandardised(latents: torch.Tensor, vae: Mapping[str, Any]) -> torch.Tensor:
+    """(B, C, f, h, w) latents as a video VAE takes them, by the mean and deviation of each channel in its config."""
+    mean, std = (latents.new_tensor(vae[f"latents_{name}"]).reshape(1, -1, 1, 1, 1) for name in ("mean", "std"))
+    return latents * std + mean
 
 
 def _absent_parts(path: str) -> dict[str, None]:

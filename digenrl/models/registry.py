@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from digenrl.config import LoraConfig, ModelConfig
 from digenrl.config_errors import ConfigError, did_you_mean
-from digenrl.models.sizes import PartConfig, SizeRule, of_sd3
+from digenrl.models.sizes import PartConfig, SizeRule, of_flux, of_hunyuan, of_qwen, of_sd3, of_wan
 
 if TYPE_CHECKING:  # who only looks a family up should not wait for torch
     import torch
@@ -31,15 +31,21 @@ class Family:
         model: module:class of its PipelineModel. Imported on use: diffusers takes seconds.
         pipeline: name of the diffusers class of its checkpoints.
         sizes: what a checkpoint can generate, from the configurations of its VAE and its transformer.
+        distilled: guidance is an input of the transformer, not a second pass through it.
     """
 
     model: str
     pipeline: str
     sizes: Callable[[PartConfig, PartConfig], SizeRule]
+    distilled: bool = False
 
 
 FAMILIES: dict[str, Family] = {
     "sd3": Family("digenrl.models.sd3:SD3Model", "StableDiffusion3Pipeline", of_sd3),
+    "flux": Family("digenrl.models.flux:FluxModel", "FluxPipeline", of_flux, distilled=True),
+    "qwen": Family("digenrl.models.qwen:QwenModel", "QwenImagePipeline", of_qwen),
+    "wan": Family("digenrl.models.wan:WanModel", "WanPipeline", of_wan),
+    "hunyuan": Family("digenrl.models.hunyuan:HunyuanModel", "HunyuanVideoPipeline", of_hunyuan, distilled=True),
 }
 
 

@@ -35,6 +35,7 @@ class SD3Model(PipelineModel):
     )
     negative_prompt = ""
     default_tokens = 256
+    fewest_tokens = 0
     spacing = "scheduler"
 
     def __init__(self, pipeline: Any, max_sequence_length: int | None = None) -> None:

@@ -80,6 +80,28 @@ def of_sd3(vae: PartConfig, transformer: PartConfig) -> SizeRule:
     return SizeRule(transformer["in_channels"], scale, patch, largest=largest and largest * scale * patch)
 
 
+def of_flux(vae: PartConfig, transformer: PartConfig) -> SizeRule:
+    """The pipeline packs 2 x 2 latent elements into a token; the transformer's own `patch_size` is 1."""
+    return SizeRule(transformer["in_channels"] // 4, _scale_of_blocks(vae), 2)
+
+
+def of_qwen(vae: PartConfig, transformer: PartConfig) -> SizeRule:
+    """The same packing; the VAE halves a side as often as it lists whether time is halved too."""
+    return SizeRule(transformer["in_channels"] // 4, 2 ** len(vae["temperal_downsample"]), 2)
+
+
+def of_wan(vae: PartConfig, transformer: PartConfig) -> SizeRule:
+    """Patches are of one frame. The VAEs of Wan2.1 were published before their factors became fields."""
+    scale, frame_scale = vae.get("scale_factor_spatial", 8), vae.get("scale_factor_temporal", 4)
+    return SizeRule(transformer["in_channels"], scale, transformer["patch_size"][1], frame_scale)
+
+
+def of_hunyuan(vae: PartConfig, transformer: PartConfig) -> SizeRule:
+    """Patches are of one frame."""
+    scale, frame_scale = vae["spatial_compression_ratio"], vae["temporal_compression_ratio"]
+    return SizeRule(transformer["in_channels"], scale, transformer["patch_size"], frame_scale)
+
+
 def _scale_of_blocks(vae: PartConfig) -> int:
     scale: int = 2 ** (len(vae["block_out_channels"]) - 1)
     return scale

@@ -84,7 +84,8 @@ def _of_folder(subject: Subject, folder: Path) -> Need | None:
         vae = json.loads((folder / "vae" / "config.json").read_bytes())
         weights = {name: shape for path in folder.glob("*/*.safetensors") for name, shape in _headers(path)}
         hidden = transformer["num_attention_heads"] * transformer["attention_head_dim"]
-        rule = family_of(model.family).sizes(vae, transformer)
+        family = family_of(model.family)
+        rule = family.sizes(vae, transformer)
     except (OSError, ValueError, KeyError):
         return None
     number = 4 if model.dtype == "float32" else 2
@@ -96,9 +97,9 @@ def _of_folder(subject: Subject, folder: Path) -> Need | None:
     )
     frozen = number * sum(math.prod(shape) for shape in weights.values())
     tokens = rule.tokens(model.height, model.width, model.frames) + 77 + (model.max_sequence_length or 0)
-    passes = 2 if model.guidance_scale > 1 else 1
+    passes = 2 if model.guidance_scale > 1 and not family.distilled else 1
     width = tokens * hidden * passes * subject.config.micro_batch * number / 2
-    blocks = transformer["num_layers"]
+    blocks = transformer["num_layers"] + transformer.get("num_single_layers", 0)
     kept = _KEPT_BYTES * blocks + _BLOCK_BYTES if model.gradient_checkpointing else _BLOCK_BYTES * blocks
     return Need(frozen + _BLOCK_BYTES * width, frozen + _TRAINED_BYTES * trained, kept * width, None)
 
