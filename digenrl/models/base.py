@@ -50,6 +50,8 @@ class FlowModel(Protocol):
     transformer: nn.Module
     #: Name suffixes of the linear layers that get a LoRA by default.
     lora_targets: tuple[str, ...]
+    #: In which the family's own pipeline draws initial noise, in the order of `latent_shape`.
+    noise_dtype: torch.dtype
 
     def encode(self, prompts: Sequence[str]) -> Embeddings:
         """Encode B prompts as the family's own pipeline does."""

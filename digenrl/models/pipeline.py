@@ -78,6 +78,7 @@ class PipelineModel:
         self.transformer: nn.Module = pipeline.transformer
         self.sizes = FAMILIES[self.family].sizes(pipeline.vae.config, pipeline.transformer.config)
         self._dtype: torch.dtype = pipeline.transformer.dtype
+        self.noise_dtype = torch.float32 if self.sizes.frame_scale else self._dtype  # videos are denoised in float32
         self._tokens = self.default_tokens if max_sequence_length is None else max_sequence_length
         if self._tokens < self.fewest_tokens:
             raise CheckpointError(

@@ -65,20 +65,23 @@ class Case:
 
     def call(self, pipeline: Any, latents: torch.Tensor, steps: int, guidance: float, output: str) -> Any:
         """Final latents (B, *D), or pixels in [0, 1] as an array (B, [F,] H, W, 3)."""
-        frames = {"num_frames": self.model.frames} if latents.ndim == 5 else {}
-        prompts = PROMPTS[: len(latents)]
-        found = pipeline(
-            prompts,
-            height=self.model.height,
-            width=self.model.width,
-            num_inference_steps=steps,
-            latents=self.enter(latents),
-            output_type=output,
-            return_dict=False,
-            **frames,
-            **self.arguments(guidance, len(prompts)),
-        )[0]
+        found = pipeline(**self.call_arguments(latents, steps, guidance, output))[0]
         return self.leave(found, latents) if output == "latent" else found
+
+    def call_arguments(self, latents: torch.Tensor, steps: int, guidance: float, output: str) -> dict[str, Any]:
+        """What the pipeline is called with, for as many of the prompts as there are (B, *D) latents."""
+        prompts = PROMPTS[: len(latents)]
+        return {
+            "prompt": prompts,
+            "height": self.model.height,
+            "width": self.model.width,
+            "num_inference_steps": steps,
+            "latents": self.enter(latents),
+            "output_type": output,
+            "return_dict": False,
+            **({"num_frames": self.model.frames} if latents.ndim == 5 else {}),
+            **self.arguments(guidance, len(prompts)),
+        }
 
     def spec(self, policy: Policy, size: int, steps: Sequence[int], guidance: float, num_steps: int = 4) -> RolloutSpec:
         return RolloutSpec(

@@ -21,7 +21,7 @@ from digenrl.models.registry import FAMILIES, load_model, save_lora
 from digenrl.policy import NumberedAdapter, Policy
 from digenrl.preflight_model import check_model
 from digenrl.rewards.base import Scored
-from digenrl.rollout import RolloutSpec, advance, finish, start_rollout
+from digenrl.rollout import RolloutSpec, RolloutState, advance, finish, start_rollout
 from digenrl.training import Contribution, train_unit
 from digenrl.trajectory import Trajectory
 from family_cases import CASES, LORA, PROMPTS, Case, moved, widened
@@ -95,6 +95,29 @@ def test_deterministic_rollout_is_the_pipelines_call(case: Case, policy: Policy,
     assert images.std() > 5 and images.shape[1] == case.model.frames
 
 
+def test_noise_is_drawn_as_by_the_pipeline(case: Case, policy: Policy) -> None:
+    """In the same order, and in the dtype that the pipeline of a bfloat16 transformer asks for."""
+    policy.bind(policy.initial_adapter(), 0)
+    spec, generator = case.spec(policy, 1, (), case.guidance[0]), torch.Generator()
+    noise = torch.randn((1, *policy.model.latent_shape(case.geometry)), generator=generator.manual_seed(3))
+    state = advance(policy, spec, RolloutState(0, noise), policy.model.encode(PROMPTS[:1]), 0, 4)
+    arguments = case.call_arguments(noise, 4, case.guidance[0], "latent") | {"generator": generator.manual_seed(3)}
+    found = case.stock()(**{**arguments, "latents": None})[0]
+    torch.testing.assert_close(case.leave(found, noise), state.latents, rtol=1e-5, atol=1e-5)
+
+    narrow = load_model(case.model.model_copy(update={"dtype": "bfloat16"}))
+    asked = []
+
+    def prepare_latents(*args: object, **kwargs: object) -> None:
+        asked.extend(value for value in (*args, *kwargs.values()) if isinstance(value, torch.dtype))
+        raise InterruptedError
+
+    narrow.pipeline.prepare_latents = prepare_latents
+    with pytest.raises(InterruptedError):
+        narrow.pipeline(**arguments)
+    assert asked == [narrow.noise_dtype]
+
+
 def test_guidance_acts(case: Case, policy: Policy) -> None:
     policy.bind(policy.initial_adapter(), 0)
     latents = start_rollout(policy, case.spec(policy, 2, (), 1.0)).latents
@@ -130,6 +153,17 @@ def test_replay_has_ratio_one(case: Case, policy: Policy, guided: bool) -> None:
     assert trained.metrics.logp_gap_max < 1e-6
     moving = [name for name, gradient in trained.gradient.items() if bool(gradient.any())]
     assert len(moving) > len(trained.gradient) / 2
+
+
+def test_replay_has_ratio_one_in_bfloat16(case: Case) -> None:
+    """One timestep at a time: a bfloat16 kernel gives other bits for another batch."""
+    narrow = Policy(load_model(case.model.model_copy(update={"dtype": "bfloat16"})), LORA, seed=0)
+    spec = case.spec(narrow, 4, STEPS, case.guidance[1])
+    trajectory = _trajectory(narrow, spec)
+    assert trajectory.next_latents.dtype == torch.float32
+    for step in STEPS:
+        metrics = _trained(narrow, spec, (step,), trajectory).metrics
+        assert metrics.ratio_max == 1 and metrics.logp_gap_max < 1e-6
 
 
 @pytest.mark.parametrize("guided", [False, True], ids=["unguided", "guided"])
