@@ -94,7 +94,7 @@ def _timestep_batch(config: RunConfig) -> int:
 
 def geometry(config: RunConfig) -> Geometry:
     """Size of the samples."""
-    return Geometry(config.model.height, config.model.width)
+    return Geometry(config.model.height, config.model.width, config.model.frames)
 
 
 def adapter_seed(config: RunConfig) -> int:

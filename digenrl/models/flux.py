@@ -1,0 +1,74 @@
+"""FLUX.1: FluxPipeline behind the FlowModel protocol.
+
+FLUX.1-dev is distilled to be guided: the guidance scale is an input of its transformer, in rollout and training alike,
+and there is no second forward pass. A transformer without that input (FLUX.1-schnell) ignores the scale.
+"""
+
+from __future__ import annotations
+
+import torch
+
+from digenrl.models.base import Embeddings
+from digenrl.models.packing import pack, unpack
+from digenrl.models.pipeline import PipelineModel, quiet
+
+with quiet():
+    from diffusers import FluxPipeline
+
+_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+
+
+class FluxModel(PipelineModel):
+    """One FLUX.1 checkpoint."""
+
+    family = "flux"
+    pipeline_class = FluxPipeline
+    #: Flow-GRPO's list for FLUX: attention of both kinds of blocks, feed-forward layers of the joint ones.
+    lora_targets = (
+        *(f"attn.{name}" for name in _ATTENTION),
+        "ff.net.0.proj",
+        "ff.net.2",
+        "ff_context.net.0.proj",
+        "ff_context.net.2",
+    )
+    default_tokens = 512
+
+    def _encode(self, prompts: list[str]) -> Embeddings:
+        """`prompt_embeds` (B, L, C) of T5, padded to its length without a mask, and `pooled_prompt_embeds` (B, P)."""
+        embeds, pooled, _ = self.pipeline.encode_prompt(prompts, max_sequence_length=self._tokens)
+        return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
+
+    def velocity(
+        self, latents: torch.Tensor, sigma: torch.Tensor, embeddings: Embeddings, guidance_scale: float
+    ) -> torch.Tensor:
+        """Velocity (B, C, h, w) in the dtype of `latents`.
+
+        The transformer takes timestep and guidance unscaled, and multiplies both by 1000.
+        """
+        height, width = latents.shape[-2:]
+        text = embeddings["prompt_embeds"].to(self._dtype)
+        distilled = self.pipeline.transformer.config.guidance_embeds
+        tokens: torch.Tensor = self.transformer(
+            hidden_states=pack(latents).to(self._dtype),
+            # In this order, as the pipeline does: the quotient is not sigma to the last bit.
+            timestep=self._timestep(sigma) / 1000,
+            guidance=torch.full_like(sigma, guidance_scale, dtype=torch.float32) if distilled else None,
+            pooled_projections=embeddings["pooled_prompt_embeds"].to(self._dtype),
+            encoder_hidden_states=text,
+            txt_ids=text.new_zeros(text.shape[1], 3),
+            img_ids=_positions(height // 2, width // 2).to(text),
+            return_dict=False,
+        )[0]
+        return unpack(tokens.to(latents.dtype), height, width)
+
+    def _decode(self, latents: torch.Tensor) -> torch.Tensor:
+        vae = self.pipeline.vae
+        scaled = latents / vae.config.scaling_factor + vae.config.shift_factor
+        pictures: torch.Tensor = vae.decode(scaled, return_dict=False)[0]
+        return pictures.unsqueeze(2)
+
+
+def _positions(rows: int, columns: int) -> torch.Tensor:
+    """(rows * columns, 3): 0, row and column of every token."""
+    row, column = torch.meshgrid(torch.arange(rows), torch.arange(columns), indexing="ij")
+    return torch.stack([torch.zeros_like(row), row, column], dim=-1).flatten(0, 1)
