@@ -10,12 +10,10 @@ import torch
 
 from digenrl.models.base import Embeddings
 from digenrl.models.packing import pack, unpack
-from digenrl.models.pipeline import PipelineModel, quiet
+from digenrl.models.pipeline import JOINT_ATTENTION, PipelineModel, decode_pictures, quiet
 
 with quiet():
     from diffusers import FluxPipeline
-
-_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 
 
 class FluxModel(PipelineModel):
@@ -25,7 +23,7 @@ class FluxModel(PipelineModel):
     pipeline_class = FluxPipeline
     #: Flow-GRPO's list for FLUX: attention of both kinds of blocks, feed-forward layers of the joint ones.
     lora_targets = (
-        *(f"attn.{name}" for name in _ATTENTION),
+        *JOINT_ATTENTION,
         "ff.net.0.proj",
         "ff.net.2",
         "ff_context.net.0.proj",
@@ -62,10 +60,7 @@ class FluxModel(PipelineModel):
         return unpack(tokens.to(latents.dtype), height, width)
 
     def _decode(self, latents: torch.Tensor) -> torch.Tensor:
-        vae = self.pipeline.vae
-        scaled = latents / vae.config.scaling_factor + vae.config.shift_factor
-        pictures: torch.Tensor = vae.decode(scaled, return_dict=False)[0]
-        return pictures.unsqueeze(2)
+        return decode_pictures(self.pipeline.vae, latents)
 
 
 def _positions(rows: int, columns: int) -> torch.Tensor:

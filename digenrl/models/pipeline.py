@@ -1,9 +1,10 @@
 """What the families share: a stock diffusers pipeline of which everything is used but its denoising loop.
 
-    PipelineModel     base of the families: loading, freezing, encoding with a negative prompt, decoding
-    save_adapter(...) an adapter as a pipeline's `load_lora_weights` takes it
-    quiet()           no bars and no warnings while libraries load
-    unstandardised()  latents as the video VAEs take them
+    PipelineModel         base of the families: loading, freezing, encoding with a negative prompt, decoding
+    save_adapter(...)     an adapter as a pipeline's `load_lora_weights` takes it
+    decode_pictures(...)  by the VAE of pictures that SD3 and FLUX have
+    unstandardised(...)   latents as the VAEs of videos take them
+    quiet()               no bars and no warnings while libraries load
 
 Everything a pipeline knows is asked of the pipeline: prompts go through its own `encode_prompt`, sigmas come from its
 scheduler, adapters are written by its own `save_lora_weights`.
@@ -12,6 +13,7 @@ scheduler, adapters are written by its own `save_lora_weights`.
 from __future__ import annotations
 
 import json
+from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -29,6 +31,11 @@ from digenrl.models.checkpoint import CheckpointError, locate, unloadable
 from digenrl.models.registry import FAMILIES
 from digenrl.models.sigmas import Spacing, sigma_table
 
+#: Attention projections of blocks in which text and picture attend to each other.
+JOINT_ATTENTION = tuple(
+    f"attn.{name}"
+    for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
+)
 #: Decoding is cut by geometry alone, so the cut (and with it every bit) is the same on every worker.
 PIXELS_PER_DECODE = 2**20
 
@@ -50,7 +57,7 @@ def quiet() -> Iterator[None]:
                 lib.enable_progress_bar()
 
 
-class PipelineModel:
+class PipelineModel(ABC):
     """One checkpoint, base weights frozen. A family adds `_encode`, `velocity` and `_decode`.
 
     Args:
@@ -169,19 +176,26 @@ class PipelineModel:
         scale: int = self.pipeline.scheduler.config.num_train_timesteps
         return sigma.to(torch.float32) * scale
 
+    @abstractmethod
     def _encode(self, prompts: list[str]) -> Embeddings:
         """Embeddings of B prompts."""
-        raise NotImplementedError
 
+    @abstractmethod
     def velocity(
         self, latents: torch.Tensor, sigma: torch.Tensor, embeddings: Embeddings, guidance_scale: float
     ) -> torch.Tensor:
         """See `FlowModel.velocity`."""
-        raise NotImplementedError
 
+    @abstractmethod
     def _decode(self, latents: torch.Tensor) -> torch.Tensor:
         """(b, 3, F, H, W) in about [-1, 1], of (b, *D) float32 latents."""
-        raise NotImplementedError
+
+
+def decode_pictures(vae: Any, latents: torch.Tensor) -> torch.Tensor:
+    """(b, 3, 1, H, W) from (b, C, h, w) latents, by an AutoencoderKL with one scale and shift for all channels."""
+    scaled = latents / vae.config.scaling_factor + vae.config.shift_factor
+    pictures: torch.Tensor = vae.decode(scaled, return_dict=False)[0]
+    return pictures.unsqueeze(2)
 
 
 def unstandardised(latents: torch.Tensor, vae: Mapping[str, Any]) -> torch.Tensor:

@@ -11,12 +11,10 @@ import torch
 
 from digenrl.models.base import Embeddings
 from digenrl.models.packing import pack, unpack
-from digenrl.models.pipeline import PipelineModel, quiet, unstandardised
+from digenrl.models.pipeline import JOINT_ATTENTION, PipelineModel, quiet, unstandardised
 
 with quiet():
     from diffusers import QwenImagePipeline
-
-_ATTENTION = ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 
 
 class QwenModel(PipelineModel):
@@ -26,7 +24,7 @@ class QwenModel(PipelineModel):
     pipeline_class = QwenImagePipeline
     #: Flow-GRPO's list for Qwen-Image: attention and feed-forward layers of both streams.
     lora_targets = (
-        *(f"attn.{name}" for name in _ATTENTION),
+        *JOINT_ATTENTION,
         *(f"{stream}_mlp.net.{layer}" for stream in ("img", "txt") for layer in ("0.proj", "2")),
     )
     negative_prompt = " "

@@ -11,7 +11,7 @@ from typing import Any
 import torch
 
 from digenrl.models.base import Embeddings
-from digenrl.models.pipeline import PipelineModel, quiet
+from digenrl.models.pipeline import JOINT_ATTENTION, PipelineModel, decode_pictures, quiet
 
 with quiet():
     from diffusers import StableDiffusion3Pipeline
@@ -28,11 +28,8 @@ class SD3Model(PipelineModel):
 
     family = "sd3"
     pipeline_class = StableDiffusion3Pipeline
-    #: Attention projections of the joint blocks: the list of Flow-GRPO's SD3.5 recipes.
-    lora_targets = tuple(
-        f"attn.{name}"
-        for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
-    )
+    #: The list of Flow-GRPO's SD3.5 recipes.
+    lora_targets = JOINT_ATTENTION
     negative_prompt = ""
     default_tokens = 256
     fewest_tokens = 0
@@ -71,10 +68,7 @@ class SD3Model(PipelineModel):
         return guided_output
 
     def _decode(self, latents: torch.Tensor) -> torch.Tensor:
-        vae = self.pipeline.vae
-        scaled = latents / vae.config.scaling_factor + vae.config.shift_factor
-        pictures: torch.Tensor = vae.decode(scaled, return_dict=False)[0]
-        return pictures.unsqueeze(2)
+        return decode_pictures(self.pipeline.vae, latents)
 
 
 def _join(embeddings: Embeddings, prefixes: Sequence[str], name: str) -> torch.Tensor:

@@ -71,6 +71,19 @@ def test_preflight_has_nothing_to_say_and_the_plan_knows_the_size(case: Case) ->
     assert need is not None and 1e5 < need.rollout < need.train(1) < 1e9
 
 
+def test_adapters_go_where_the_published_lists_say(case: Case, policy: Policy) -> None:
+    """Joint blocks have eight projections, the last of SD3 one less; FLUX and Qwen-Image adapt four feed-forward
+    layers beside; single blocks have no output projection of that name; HunyuanVideo's text refiner counts as well."""
+    layers = {
+        "sd3": 8 + 8 + 7,
+        "flux": (8 + 4) + 3,
+        "qwen": 2 * (8 + 4),
+        "wan": 2 * (4 + 4),
+        "hunyuan": 4 + 3 + 4,
+    }
+    assert policy.bound_modules == layers[case.model.family]
+
+
 def test_prompts_are_encoded_as_by_the_pipeline(case: Case, policy: Policy) -> None:
     expected = case.encoded(policy.model.pipeline, PROMPTS)
     for found in (policy.model.encode(PROMPTS), EmbeddingCache(policy.model).encode(PROMPTS)):
