@@ -4,7 +4,7 @@
     predict_clean   x0 = x - sigma v
     solver_step     x', or its mean, from x and the predictions
     solver_sample   x' of the stochastic form, the noise being an argument
-    compress_tail   fewer steps after the last stochastic one
+    compress_tail   a sigma table with fewer steps after the last stochastic one; `compressed_steps` says how many
 
 A multistep solver remembers. Here what it remembers, the prediction x0_ made one step before, is an argument; without
 it a step is of first order. With alpha = 1 - sigma, lambda = ln(alpha / sigma), h = lambda' - lambda, h_ the same of
@@ -150,17 +150,26 @@ def compress_tail(sigmas: Tensor, last: int, ratio: float, shift: float) -> Tens
         ValueError: no such step, or a ratio outside (0, 1].
     """
     steps = len(sigmas) - 1
-    if not 0 <= last < steps:
-        raise ValueError(f"last={last} is not one of the {steps} steps")
-    if not 0 < ratio <= 1:
-        raise ValueError(f"ratio={ratio} must be in (0, 1]")
-    points = max(int((steps - last) * ratio), 2)
+    kept = compressed_steps(steps, last, ratio) - last
     if last + 1 == steps:
         return sigmas.clone()
     sigma = float(sigmas[last + 1])
     start = sigma / (shift - (shift - 1) * sigma)
-    times = torch.linspace(start, 0, points, dtype=torch.float64, device=sigmas.device)[1:]
+    times = torch.linspace(start, 0, kept, dtype=torch.float64, device=sigmas.device)[1:]
     return torch.cat([sigmas[: last + 2], (shift * times / (1 + (shift - 1) * times)).to(sigmas.dtype)])
+
+
+def compressed_steps(steps: int, last: int, ratio: float) -> int:
+    """Denoising steps that `compress_tail` leaves of `steps`.
+
+    Raises:
+        ValueError: no such step, or a ratio outside (0, 1].
+    """
+    if not 0 <= last < steps:
+        raise ValueError(f"last={last} is not one of the {steps} steps")
+    if not 0 < ratio <= 1:
+        raise ValueError(f"ratio={ratio} must be in (0, 1]")
+    return min(last + max(int((steps - last) * ratio), 2), steps)
 
 
 def _log_snr(sigma: Tensor) -> Tensor:
