@@ -23,6 +23,7 @@ from digenrl.algorithms.accumulate import NonFiniteGradient
 from digenrl.algorithms.optimizer import OptimizerState, adamw_step
 from digenrl.algorithms.streaming import UpdateAccumulator
 from digenrl.config import RunConfig
+from digenrl.contributions import UnitMetrics
 from digenrl.identity import MicroBatchId, SampleId
 from digenrl.models.embeddings import EmbeddingCache
 from digenrl.models.registry import load_model
@@ -33,7 +34,7 @@ from digenrl.rewards.mix import RewardMix
 from digenrl.rollout import advance, finish, rollout_hash, start_rollout
 from digenrl.scheduling.units import TrainUnit
 from digenrl.scoring import score_micro_batch
-from digenrl.training import UnitMetrics, stream_unit, train_unit
+from digenrl.training import stream_unit, train_unit
 from digenrl.trajectory import Trajectory
 
 

@@ -20,6 +20,7 @@ from digenrl.algorithms.accumulate import NonFiniteGradient
 from digenrl.algorithms.optimizer import OptimizerState, adamw_step
 from digenrl.algorithms.streaming import Closings, UpdateAccumulator, UpdateState
 from digenrl.config import RunConfig
+from digenrl.contributions import Contribution, StreamedContribution
 from digenrl.identity import MicroBatchId
 from digenrl.models.base import Embeddings
 from digenrl.models.embeddings import EmbeddingCache
@@ -42,7 +43,7 @@ from digenrl.scheduling.messages import (
 )
 from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, UpdateUnit
 from digenrl.scoring import score_micro_batch
-from digenrl.training import Contribution, StreamedContribution, stream_unit, train_unit
+from digenrl.training import stream_unit, train_unit
 from workers.forgetting import Forgetting
 from workers.held import (
     FinishedRollout,

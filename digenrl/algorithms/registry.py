@@ -10,7 +10,15 @@ from digenrl.algorithms.dance_grpo import DanceGrpo
 from digenrl.algorithms.flow_dppo import FlowDppo
 from digenrl.algorithms.flow_grpo import FlowGrpo
 from digenrl.algorithms.grpo_guard import GrpoGuard
-from digenrl.config import AlgorithmConfig, DanceGrpoConfig, FlowDppoConfig, FlowGrpoConfig, GrpoGuardConfig
+from digenrl.algorithms.mix_grpo import MixGrpo
+from digenrl.config import (
+    AlgorithmConfig,
+    DanceGrpoConfig,
+    FlowDppoConfig,
+    FlowGrpoConfig,
+    GrpoGuardConfig,
+    MixGrpoConfig,
+)
 
 
 def algorithm_of(section: AlgorithmConfig) -> Algorithm:
@@ -20,6 +28,8 @@ def algorithm_of(section: AlgorithmConfig) -> Algorithm:
             return FlowGrpo(section)
         case DanceGrpoConfig():
             return DanceGrpo(section)
+        case MixGrpoConfig():
+            return MixGrpo(section)
         case GrpoGuardConfig():
             return GrpoGuard(section)
         case FlowDppoConfig():

@@ -17,6 +17,8 @@ from digenrl.config.algorithm import (
     FlowDppoConfig,
     FlowGrpoConfig,
     GrpoGuardConfig,
+    MixGrpoConfig,
+    SlidingWindowConfig,
 )
 from digenrl.config.model import DataConfig, LoraConfig, ModelConfig, RewardConfig
 from digenrl.config.optimizer import OptimizerConfig
@@ -43,6 +45,7 @@ __all__ = [
     "GatesConfig",
     "GrpoGuardConfig",
     "LoraConfig",
+    "MixGrpoConfig",
     "ModelConfig",
     "ObserveConfig",
     "OptimizerConfig",
@@ -50,5 +53,6 @@ __all__ = [
     "RunConfig",
     "ScheduleConfig",
     "Section",
+    "SlidingWindowConfig",
     "TrackingConfig",
 ]

@@ -164,6 +164,62 @@ class DanceGrpoConfig(GrpoSection):
         return max(1, int((self.num_steps - 1) * self.trained_fraction + 1e-9))
 
 
+class SlidingWindowConfig(Section):
+    """Where MixGRPO's window lies, see `digenrl.algorithms.windows`."""
+
+    size: PositiveInt = Field(4, description="Consecutive stochastic, trained steps; at most num_steps - 2.")
+    strategy: Literal["progressive", "decay", "exp_decay", "random"] = Field(
+        "progressive",
+        description="How long the window stays in one place. progressive: equally long everywhere; decay, exp_decay: "
+        "shorter the further it has come; random: it is drawn in each iteration.",
+    )
+    iterations: PositiveInt = Field(25, description="How long it stays, at most; random does not look at it.")
+    stride: PositiveInt = Field(1, description="Steps it moves on by; with the window's size, windows do not overlap.")
+    rewind: bool = Field(True, description="After the last place go back to the start; false: stay there.")
+    least_iterations: PositiveInt | None = Field(
+        None, description="What the stay of decay falls to; null: a quarter of iterations."
+    )
+    decay_after: int = Field(13, ge=0, description="Start of the window beyond which stays of exp_decay get shorter.")
+    decay_rate: float = Field(0.1, ge=0, description="By how much, per step.")
+
+
+class MixGrpoConfig(GrpoSection):
+    """MixGRPO: a window of stochastic, trained steps that slides from noise to image as training goes on."""
+
+    name: Literal["mix_grpo"] = Field("mix_grpo", description="Training algorithm.")
+    sampler: Literal["flow_sde", "cps", "wan_sde"] = Field("flow_sde", description="How stochastic steps are drawn.")
+    noise_level: float = Field(
+        0.7, gt=0, le=2, description="Noise level a of stochastic steps; for wan_sde a factor, 1 as published."
+    )
+    window: SlidingWindowConfig = Field(
+        default_factory=SlidingWindowConfig, description="Which steps are stochastic and trained."
+    )
+    sigma_shift: float | None = Field(
+        None,
+        gt=0,
+        description="Training rollouts follow equal steps shifted by this (published: 3 for FLUX); null: the "
+        "checkpoint's own schedule.",
+    )
+    clip_range: float = Field(1e-4, gt=0, lt=1, description="PPO clip range; not portable between models.")
+    std_ddof: Literal[0, 1] = Field(1, description="0: population, 1: sample standard deviation.")
+    std_eps: float = Field(1e-8, gt=0, description="Added to the standard deviation.")
+    reward_aggregation: Literal["rewards", "advantages"] = Field(
+        "advantages",
+        description="With several rewards: rewards: the advantage of their weighted sum; advantages: the weighted sum "
+        "of their advantages (GDPO).",
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> MixGrpoConfig:
+        if self.window.size > self.num_steps - 2:
+            raise ValueError(
+                f"window.size={self.window.size} does not fit: the last two of num_steps={self.num_steps} steps are "
+                f"never trained"
+                + (f"; use at most {self.num_steps - 2}" if self.num_steps > 2 else "; use at least num_steps=3")
+            )
+        return self
+
+
 class GrpoGuardConfig(WindowedSection):
     """GRPO-Guard: Flow-GRPO with ratios that are centred and of equal scale at all steps."""
 
@@ -201,6 +257,7 @@ AlgorithmConfig = Annotated[
     Annotated[FlowGrpoConfig, Tag("flow_grpo")]
     | Annotated[DanceGrpoConfig, Tag("dance_grpo")]
     | Annotated[GrpoGuardConfig, Tag("grpo_guard")]
-    | Annotated[FlowDppoConfig, Tag("flow_dppo")],
+    | Annotated[FlowDppoConfig, Tag("flow_dppo")]
+    | Annotated[MixGrpoConfig, Tag("mix_grpo")],
     Discriminator(_name_of),
 ]

@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from digenrl.algorithms.accumulate import NonFiniteGradient
+from digenrl.contributions import Contribution, StalenessError, UnitMetrics
 from digenrl.identity import MicroBatchId
 from digenrl.policy import NumberedAdapter, Policy
-from digenrl.training import Contribution, StalenessError, UnitMetrics, train_unit
+from digenrl.training import train_unit
 from digenrl.trajectory import Trajectory
 from tiny_policy import PROMPT, algorithm, moved, roll_out, rollout_spec, tiny_policy, widened
 

@@ -9,6 +9,8 @@ import pytest
 from runs import Ground, assert_as_expected, small
 
 TWO_REWARDS = "rewards=[{name: ocr}, {name: jpeg_compressibility, weight: 0.01}]"
+#: The second iteration trains other steps than the first.
+MOVING_WINDOW = ("algorithm.window.size=2", "algorithm.window.iterations=1", "schedule.timestep_batch=1")
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +31,7 @@ def ground() -> Iterator[Ground]:
         pytest.param(("algorithm.name=dance_grpo", "algorithm.sigma_shift=3"), id="dance_grpo-own-schedule"),
         pytest.param(("algorithm.name=grpo_guard", "schedule.timestep_batch=2"), id="grpo_guard"),
         pytest.param(("algorithm.name=flow_dppo",), id="flow_dppo"),
+        pytest.param(("algorithm.name=mix_grpo", *MOVING_WINDOW), id="mix_grpo"),
         pytest.param(("algorithm.std_scope=none", "algorithm.trimmed_ratio=0.25"), id="centred-trimmed"),
         pytest.param(("algorithm.best_of_n=2",), id="best-of-n"),
         pytest.param(("algorithm.reward_aggregation=advantages", TWO_REWARDS), id="weighted-advantages"),
