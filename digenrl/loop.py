@@ -63,11 +63,13 @@ class IterationResult:
 class LoopResult:
     """The run so far: the adapter, its optimiser state, every iteration, and the held-out scores by version.
 
-    `previous` is the adapter of the version before, under which stale groups of the next iteration are generated.
+    `behaviour` are the weights that generate the samples of the next iteration, the adapter for most algorithms, and
+    `previous` those of the iteration before, under which its stale groups are generated.
     """
 
     adapter: NumberedAdapter
     optimizer: OptimizerState
+    behaviour: NumberedAdapter
     previous: NumberedAdapter | None = None
     iterations: list[IterationResult] = field(default_factory=list)
     evaluations: dict[int, dict[SampleId, Score]] = field(default_factory=dict)
@@ -85,8 +87,8 @@ def train(config: RunConfig, *, on_iteration: Callable[[LoopResult], None] | Non
         RuntimeError: a gate stopped the run.
     """
     run = _Run(config)
-    weights = run.policy.initial_adapter()
-    result = LoopResult(NumberedAdapter(0, weights), OptimizerState.initial(weights))
+    start = NumberedAdapter(0, run.policy.initial_adapter())
+    result = LoopResult(start, OptimizerState.initial(start.weights), start)
     for version in range(config.iterations + 1):
         if version > 0:
             result.iterations.append(run.iterate(result, version - 1))
@@ -113,7 +115,7 @@ class _Run:
 
     def iterate(self, result: LoopResult, iteration: int) -> IterationResult:
         # What samples are generated with, by version: the newest, and for stale groups the one before.
-        versions = {iteration: result.adapter}
+        versions = {iteration: result.behaviour}
         if result.previous is not None:
             versions[iteration - 1] = result.previous
         done = IterationResult(iteration)
@@ -136,7 +138,13 @@ class _Run:
             self._check_updates([*result.iterations, done])
         done.seconds["train"] = time.perf_counter() - started
         result.previous = versions[iteration]
+        result.behaviour = self.behaviour(result.behaviour, result.adapter)
         return done
+
+    def behaviour(self, old: NumberedAdapter, current: NumberedAdapter) -> NumberedAdapter:
+        """What generates the samples of the next iteration, `old` having generated those of the last."""
+        weights = runspec.behaviour_after(self.config, current.theta, old.weights, current.weights)
+        return current if weights is None else NumberedAdapter(current.theta, weights, behaviour=True)
 
     def evaluate(self, version: int, adapter: NumberedAdapter) -> dict[SampleId, Score]:
         scores: dict[SampleId, Score] = {}
@@ -149,7 +157,7 @@ class _Run:
     ) -> tuple[Trajectory, NDArray[np.uint8]]:
         spec = runspec.rollout_spec(self.config, self.shape, self.policy.model, micro_batch, version)
         embeddings = self.embeddings.encode([prompt.text for prompt in self.prompts_of(micro_batch)])
-        self.policy.bind(adapter.weights, adapter.theta)
+        self.policy.bind(adapter.weights, adapter.tag)
         state = start_rollout(self.policy, spec)
         return finish(self.policy, spec, advance(self.policy, spec, state, embeddings, 0, spec.num_steps))
 
@@ -201,11 +209,12 @@ class _Run:
         metrics = UnitMetrics()
         for micro_batch in (m for m in trajectories if self.shape.group_of(m) in groups):
             for unit in self.shape.train_units(micro_batch):
+                old = versions[self.shape.version_of(micro_batch)]
                 if self.config.schedule.streams and self.shape.on_policy(micro_batch):
                     rewards = {s: r.value for s in advantages.values if isinstance(r := scores[s], Scored)}
-                    metrics += self.stream(accumulator, unit, current, trajectories[micro_batch], rewards, baseline)
+                    trajectory = trajectories[micro_batch]
+                    metrics += self.stream(accumulator, unit, current, old, trajectory, rewards, baseline)
                 else:
-                    old = versions[self.shape.version_of(micro_batch)]
                     metrics += self.train(accumulator, unit, current, old, trajectories[micro_batch], advantages.values)
         if self.config.schedule.streams:
             accumulator.close(dict(zip(scope, advantages.statistics, strict=True)))
@@ -241,6 +250,7 @@ class _Run:
         accumulator: UpdateAccumulator[TrainUnit],
         unit: TrainUnit,
         current: NumberedAdapter,
+        old: NumberedAdapter,
         trajectory: Trajectory,
         rewards: Mapping[SampleId, float],
         baseline: float,
@@ -254,6 +264,7 @@ class _Run:
             rewards,
             baseline=baseline,
             current=current,
+            old=old,
             algorithm=self.config.algorithm,
             guidance_scale=self.config.model.guidance_scale,
             normaliser=runspec.normaliser(self.config),

@@ -35,10 +35,22 @@ _SLOT = "digenrl"
 
 @dataclass(frozen=True)
 class NumberedAdapter:
-    """The adapter that optimiser step number `theta` made; theta 0 is the run's start."""
+    """The adapter that optimiser step number `theta` made; theta 0 is the run's start.
+
+    Attributes:
+        theta: number of the step.
+        weights: the adapter, or
+        behaviour: that which generates samples when `theta` is published, where it is another.
+    """
 
     theta: int
     weights: Adapter
+    behaviour: bool = False
+
+    @property
+    def tag(self) -> Hashable:
+        """Equal tags name equal weights, for the life of a run."""
+        return (self.theta, "behaviour") if self.behaviour else self.theta
 
 
 class Policy:
@@ -180,10 +192,12 @@ class Policy:
             layer.enable_adapters(enabled)
 
 
-def adapter_hash(adapter: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes, in the order of names."""
+def adapter_hash(adapter: Mapping[str, torch.Tensor], behaviour: Mapping[str, torch.Tensor] | None = None) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes, in the order of names; of `behaviour` too where there is one."""
     names = sorted(adapter)
     content = "\n".join([*names, tensor_hash(*(adapter[name] for name in names))])
+    if behaviour is not None:
+        content += f"\n{adapter_hash(behaviour)}"
     return hashlib.sha256(content.encode()).hexdigest()
 
 

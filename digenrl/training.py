@@ -3,7 +3,8 @@
     train_unit      micro-batch x timesteps -> Contribution, in one batched forward and backward pass
     stream_unit     the same before the advantages are known -> StreamedContribution
 
-What a unit leaves is described in `digenrl.contributions`.
+What a unit leaves is described in `digenrl.contributions`. Algorithms without likelihoods train in
+`digenrl.forward_training`; what follows is about the others.
 
 The optimiser step itself is `digenrl.algorithms.optimizer.adamw_step`.
 
@@ -24,11 +25,14 @@ from dataclasses import replace
 import torch
 
 from digenrl.algorithms.base import Replay
+from digenrl.algorithms.diffusion_nft import DiffusionNft
 from digenrl.algorithms.losses import PolicyTerms, gaussian_kl, normalised_loss
-from digenrl.algorithms.registry import algorithm_of
+from digenrl.algorithms.registry import policy_gradient_of
 from digenrl.algorithms.streaming import StreamedGradient
-from digenrl.config import AlgorithmConfig
+from digenrl.config import AlgorithmConfig, DiffusionNftConfig
+from digenrl.config.algorithm import GrpoSection
 from digenrl.contributions import Contribution, StreamedContribution, UnitMetrics, check_staleness
+from digenrl.forward_training import stream_forward, train_forward
 from digenrl.identity import SampleId
 from digenrl.models.base import Embeddings
 from digenrl.pairs import Pairs, gather
@@ -56,11 +60,11 @@ def train_unit(
         policy: the policy.
         trajectory: of the micro-batch.
         embeddings: of its B prompts.
-        steps: steps to train, all of them stochastic in the trajectory.
+        steps: steps to train, all of them among those of the trajectory.
         advantages: of the samples that take part. Others are left out before the forward pass: their latents may not
             be finite, and 0 * NaN is NaN. A sample of a zero-variance group is passed with 0.0 if its KL counts.
         current: the adapter to differentiate.
-        old: the adapter that generated the trajectory; with the same theta, the ratio is identically 1.
+        old: the adapter that generated the trajectory; with the same tag, the ratio is identically 1.
         algorithm: how its steps were drawn, and the loss.
         guidance_scale: as in the rollout.
         normaliser: nominal number of pairs of the whole update, see `digenrl.runspec.normaliser`.
@@ -72,17 +76,31 @@ def train_unit(
         ValueError: a step is not in the trajectory.
     """
     check_staleness(trajectory, staleness)
-    rules = algorithm_of(algorithm)
+    if isinstance(algorithm, DiffusionNftConfig):
+        return train_forward(
+            policy,
+            trajectory,
+            embeddings,
+            steps,
+            advantages,
+            current=current,
+            old=old,
+            algorithm=DiffusionNft(algorithm),
+            guidance_scale=guidance_scale,
+            normaliser=normaliser,
+            staleness=staleness,
+        )
+    rules = policy_gradient_of(algorithm)
     pairs = gather(trajectory, embeddings, steps, advantages, rules, policy.device)
     if pairs is None:
         zeros = {name: torch.zeros_like(p, requires_grad=False) for name, p in policy.trainable().items()}
         return Contribution(zeros, UnitMetrics())
     old_mean = None
-    if old.theta != current.theta:
-        policy.bind(old.weights, old.theta)
+    if old.tag != current.tag:
+        policy.bind(old.weights, old.tag)
         with torch.no_grad():
             old_mean = pairs.mean(policy, guidance_scale)
-    policy.bind(current.weights, current.theta)
+    policy.bind(current.weights, current.tag)
     mean, kl = _mean_and_kl(policy, pairs, algorithm, guidance_scale)
     replay = _replay(pairs, mean, old_mean)
     terms = rules.surrogate(rules.ratio(replay), pairs.weights, replay)
@@ -106,6 +124,7 @@ def stream_unit(
     algorithm: AlgorithmConfig,
     guidance_scale: float,
     normaliser: int,
+    old: NumberedAdapter | None = None,
 ) -> StreamedContribution:
     """What `train_unit` yields where the ratio is identically 1, before the advantages are known.
 
@@ -115,7 +134,8 @@ def stream_unit(
         policy, trajectory, embeddings, steps, algorithm, guidance_scale, normaliser: as in `train_unit`.
         rewards: of the samples that take part.
         baseline: what is subtracted from them; one constant for a whole group, near its mean.
-        current: the adapter that generated the trajectory, and that is differentiated.
+        current: the adapter that is differentiated, and that generated the trajectory, unless
+        old: another did, which only an algorithm without likelihoods allows.
 
     Raises:
         StalenessError: the trajectory is not of the version of its iteration.
@@ -124,11 +144,25 @@ def stream_unit(
     """
     check_staleness(trajectory, 0)
     centred = {sample: reward - baseline for sample, reward in rewards.items()}
-    rules = algorithm_of(algorithm)
+    if isinstance(algorithm, DiffusionNftConfig):
+        return stream_forward(
+            policy,
+            trajectory,
+            embeddings,
+            steps,
+            centred,
+            baseline=baseline,
+            current=current,
+            old=old or current,
+            algorithm=DiffusionNft(algorithm),
+            guidance_scale=guidance_scale,
+            normaliser=normaliser,
+        )
+    rules = policy_gradient_of(algorithm)
     pairs = gather(trajectory, embeddings, steps, centred, rules, policy.device)
     if pairs is None:
         return StreamedContribution(None, UnitMetrics())
-    policy.bind(current.weights, current.theta)
+    policy.bind(current.weights, current.tag)
     mean, kl = _mean_and_kl(policy, pairs, algorithm, guidance_scale)
     replay = _replay(pairs, mean, None)
     ratio = rules.ratio(replay)
@@ -155,7 +189,7 @@ def _replay(pairs: Pairs, mean: torch.Tensor, old_mean: torch.Tensor | None) -> 
 
 
 def _mean_and_kl(
-    policy: Policy, pairs: Pairs, algorithm: AlgorithmConfig, guidance_scale: float
+    policy: Policy, pairs: Pairs, algorithm: GrpoSection, guidance_scale: float
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(N, *D) mean of the transitions with gradient, and (N,) KL to the base model if it has a weight."""
     if algorithm.kl_beta == 0:

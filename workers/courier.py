@@ -14,7 +14,7 @@ from typing import Any
 
 from distributed import Client
 
-from digenrl.policy import NumberedAdapter, adapter_hash
+from digenrl.policy import adapter_hash
 from digenrl.scheduling import messages as m
 from workers import calls
 from workers.fleet import Fleet
@@ -99,7 +99,7 @@ class Courier:
         oldest = command.theta - (2 if stale else 1) * updates
         self._states = {theta: s for theta, s in self._states.items() if theta >= oldest}
         if stale and before is not None:
-            return replace(state, previous=NumberedAdapter(before.theta, before.adapter))
+            return replace(state, previous=before.generator)
         return state
 
     # --- commands ---
@@ -132,7 +132,8 @@ class Courier:
                 await self._pull(worker, ref, command.source, self._hashes[theta])
             elif theta in self._states:
                 state = self._states[theta]
-                tensors = join_state(state.adapter, state.optimizer) if command.with_optimizer else state.adapter
+                optimizer = state.optimizer if command.with_optimizer else None
+                tensors = join_state(state.adapter, state.behaviour, optimizer)
                 await self._on(worker, calls.install, ref, Parcel.of(None, tensors), state.adapter_hash)
             elif theta == 0:
                 await self._initialise(worker)
@@ -199,7 +200,8 @@ class Courier:
 
     async def _fetch(self, theta: int, worker: str) -> None:
         parcel: Parcel = await self._on(worker, calls.export, TrainerStateRef(theta))
-        self._states[theta] = TrainerState(theta, *split_state(parcel.tensors()), self._hashes[theta])
+        adapter, behaviour, optimizer = split_state(parcel.tensors())
+        self._states[theta] = TrainerState(theta, adapter, optimizer, self._hashes[theta], behaviour=behaviour)
 
     # --- calls ---
 
@@ -238,7 +240,10 @@ class Courier:
 
 
 def _begun(start: TrainerState) -> dict[int, TrainerState]:
-    """What the driver holds of a run that is resumed, by theta. Nobody trains from the adapter before: no optimiser."""
+    """What the driver holds of a run that is resumed, by theta.
+
+    Nobody trains from the adapter before, or evaluates it: of that only what generates samples is known.
+    """
     states = {start.theta: start}
     if (before := start.previous) is not None:
         states[before.theta] = TrainerState(before.theta, before.weights, {}, adapter_hash(before.weights))

@@ -23,7 +23,7 @@ Tensors = dict[str, torch.Tensor]
 
 @dataclass(frozen=True, order=True)
 class TrainerStateRef:
-    """Adapter and optimiser state of `theta`: what a lead trainer continues from."""
+    """Adapter, behaviour policy and optimiser state of `theta`: what a lead trainer continues from."""
 
     theta: int
 
@@ -87,16 +87,17 @@ def unpack_rollout(meta: Any, tensors: Tensors) -> FinishedRollout:
     return FinishedRollout(Trajectory(**meta, **tensors), images)
 
 
-def join_state(adapter: Adapter, optimizer: Tensors) -> Tensors:
-    """Adapter and optimiser tensors under one roof."""
-    return {
-        **{f"adapter/{name}": tensor for name, tensor in adapter.items()},
-        **{f"optimizer/{name}": tensor for name, tensor in optimizer.items()},
-    }
+def join_state(adapter: Adapter, behaviour: Adapter | None, optimizer: Tensors | None = None) -> Tensors:
+    """Adapter, behaviour policy and optimiser tensors under one roof."""
+    parts = {"adapter": adapter, "behaviour": behaviour or {}, "optimizer": optimizer or {}}
+    return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 
 
-def split_state(tensors: Tensors) -> tuple[Adapter, Tensors]:
+def split_state(tensors: Tensors) -> tuple[Adapter, Adapter | None, Tensors]:
     """Inverse of join_state."""
-    adapter = {n.removeprefix("adapter/"): t for n, t in tensors.items() if n.startswith("adapter/")}
-    optimizer = {n.removeprefix("optimizer/"): t for n, t in tensors.items() if n.startswith("optimizer/")}
-    return adapter, optimizer
+
+    def part(name: str) -> Tensors:
+        start = f"{name}/"
+        return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
+
+    return part("adapter"), part("behaviour") or None, part("optimizer")

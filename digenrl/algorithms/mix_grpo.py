@@ -12,7 +12,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from digenrl.algorithms.base import Algorithm, Replay, Steps
+from digenrl.algorithms.base import PolicyGradient, Replay, Steps
 from digenrl.algorithms.dance_grpo import shifted_sigmas
 from digenrl.algorithms.losses import PolicyTerms, clipped_surrogate
 from digenrl.algorithms.windows import SlidingWindow, window_steps
@@ -22,7 +22,7 @@ from digenrl.config import MixGrpoConfig
 UNTRAINED = 2
 
 
-class MixGrpo(Algorithm):
+class MixGrpo(PolicyGradient):
     """MixGRPO."""
 
     def __init__(self, section: MixGrpoConfig) -> None:

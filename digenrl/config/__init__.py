@@ -14,6 +14,7 @@ changes             what may change between the attempts of one run
 from digenrl.config.algorithm import (
     AlgorithmConfig,
     DanceGrpoConfig,
+    DiffusionNftConfig,
     FlowDppoConfig,
     FlowGrpoConfig,
     GrpoGuardConfig,
@@ -39,6 +40,7 @@ __all__ = [
     "ClusterConfig",
     "DanceGrpoConfig",
     "DataConfig",
+    "DiffusionNftConfig",
     "EvaluationConfig",
     "FlowDppoConfig",
     "FlowGrpoConfig",

@@ -24,8 +24,8 @@ DEFAULT = "flow_grpo"
 class AlgorithmSection(Section):
     """What every algorithm has."""
 
-    #: The key that bounds how far one iteration moves the policy; it acts from the second update on.
-    trust_region: ClassVar[str] = "clip_range"
+    #: The key that bounds how far one iteration moves the policy, if there is one; it acts from the second update on.
+    trust_region: ClassVar[str | None] = "clip_range"
 
     name: str = Field(description="Training algorithm; which other keys there are depends on it.")
     num_steps: int = Field(10, ge=2, le=1000, description="Denoising steps T of training rollouts.")
@@ -231,7 +231,7 @@ class GrpoGuardConfig(WindowedSection):
 class FlowDppoConfig(WindowedSection):
     """Flow-DPPO: no clipping; a sample leaves the update when its transition has moved too far."""
 
-    trust_region: ClassVar[str] = "divergence_threshold"
+    trust_region: ClassVar[str | None] = "divergence_threshold"
 
     name: Literal["flow_dppo"] = Field("flow_dppo", description="Training algorithm.")
     sampler: Literal["flow_sde", "wan_sde"] = Field("flow_sde", description="How stochastic steps are drawn.")
@@ -239,6 +239,44 @@ class FlowDppoConfig(WindowedSection):
         1e-5, gt=0, description="KL, averaged over latent elements, from which on a sample may leave the update."
     )
     adv_clip_max: float | None = Field(None, gt=0, description="Advantages are clipped to +- this; null: not at all.")
+
+
+class DiffusionNftConfig(AlgorithmSection):
+    """DiffusionNFT: no likelihoods; clean latents are noised again, and good ones pull the velocity towards them."""
+
+    trust_region: ClassVar[str | None] = None
+
+    name: Literal["diffusion_nft"] = Field("diffusion_nft", description="Training algorithm.")
+    updates_per_iteration: PositiveInt = Field(
+        1, description="Optimiser steps U per iteration; each takes whole groups in order."
+    )
+    nft_beta: float = Field(
+        1.0, gt=0, description="How far the implied good and bad policies lie from that which generated the samples."
+    )
+    adv_mode: Literal["all", "positive_only", "negative_only", "one_only", "binary"] = Field(
+        "all", description="What of the advantages counts: all of it, one side, whether it is positive, or its sign."
+    )
+    adv_clip_max: float = Field(5.0, gt=0, description="Advantages are clipped to +- this, and scaled by it.")
+    std_scope: Literal["group", "update", "iteration", "none"] = Field(
+        "iteration",
+        description="Over which samples the reward's standard deviation is taken; none: rewards are only centred "
+        "(Dr.GRPO).",
+    )
+    old_policy_decay: Literal[0, 1, 2] = Field(
+        1,
+        description="How slowly the weights that generate samples follow the trained ones: old = d old + (1 - d) new "
+        "after n optimiser steps. 0: d = 0; 1: d = min(0.001 n, 0.5); 2: d = 0 for n < 75, then "
+        "min(0.0075 (n - 75), 0.999).",
+    )
+    timestep_fraction: float = Field(
+        0.99, gt=0, le=1, description="Share of the rollout's noise levels that is trained, rounded down, at least one."
+    )
+    kl_beta: float = Field(1e-4, ge=0, description="Weight of the squared distance to the base model's velocity.")
+
+    @property
+    def num_trained(self) -> int:
+        """K, trained noise levels of each sample."""
+        return max(1, int(self.num_steps * self.timestep_fraction + 1e-9))
 
 
 def extreme_of(samples: int, ddof: int) -> float:
@@ -258,6 +296,7 @@ AlgorithmConfig = Annotated[
     | Annotated[DanceGrpoConfig, Tag("dance_grpo")]
     | Annotated[GrpoGuardConfig, Tag("grpo_guard")]
     | Annotated[FlowDppoConfig, Tag("flow_dppo")]
-    | Annotated[MixGrpoConfig, Tag("mix_grpo")],
+    | Annotated[MixGrpoConfig, Tag("mix_grpo")]
+    | Annotated[DiffusionNftConfig, Tag("diffusion_nft")],
     Discriminator(_name_of),
 ]

@@ -211,7 +211,7 @@ def test_non_finite_loss_is_refused_with_its_name(policy: Policy) -> None:
 def test_steps_that_were_not_sampled_are_refused(policy: Policy) -> None:
     adapter = moved(policy, 1)
     trajectory = roll_out(policy, rollout_spec(policy), adapter)
-    with pytest.raises(ValueError, match=r"step 4 of i0 m0 is not one of the sampled steps \(0, 1, 2\)"):
+    with pytest.raises(ValueError, match=r"step 4 of i0 m0 is not one of the trained steps \(0, 1, 2\)"):
         _train(policy, trajectory, (0, 4), adapter, adapter)
 
 

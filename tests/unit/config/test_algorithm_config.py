@@ -9,6 +9,7 @@ import pytest
 
 from digenrl.config import (
     DanceGrpoConfig,
+    DiffusionNftConfig,
     FlowDppoConfig,
     FlowGrpoConfig,
     GrpoGuardConfig,
@@ -23,6 +24,7 @@ SECTIONS = {
     "grpo_guard": GrpoGuardConfig,
     "flow_dppo": FlowDppoConfig,
     "mix_grpo": MixGrpoConfig,
+    "diffusion_nft": DiffusionNftConfig,
 }
 SMALL = "data: {prompts: prompts.txt}\nrewards: [{name: ocr}]\n"
 
@@ -58,6 +60,9 @@ def test_published_defaults_of_each() -> None:
     assert FlowDppoConfig().adv_clip_max is None and FlowDppoConfig().divergence_threshold == 1e-5
     mix = MixGrpoConfig()
     assert (mix.clip_range, mix.std_ddof, mix.std_eps, mix.reward_aggregation) == (1e-4, 1, 1e-8, "advantages")
+    nft = DiffusionNftConfig()
+    assert (nft.nft_beta, nft.adv_clip_max, nft.kl_beta, nft.std_scope) == (1.0, 5.0, 1e-4, "iteration")
+    assert (nft.num_steps, nft.num_trained, nft.updates_per_iteration) == (10, 9, 1)
     assert (mix.window.size, mix.window.iterations, mix.window.stride) == (4, 25, 1)
 
 
@@ -101,6 +106,22 @@ def test_trained_fraction_is_rounded_down(steps: int, fraction: float, trained: 
         (
             ["algorithm.name=mix_grpo", "algorithm.window.strategy=slow"],
             ["algorithm.window.strategy must be one of progressive, decay, exp_decay, random, got 'slow'"],
+        ),
+        (
+            ["algorithm.name=diffusion_nft", "algorithm.adv_clip_max=null"],
+            ["algorithm.adv_clip_max must be a number > 0, got null"],
+        ),
+        (
+            ["algorithm.name=diffusion_nft", "algorithm.clip_range=1e-3"],
+            ["algorithm.clip_range is not a key of diffusion_nft"],
+        ),
+        (
+            ["algorithm.name=diffusion_nft", "algorithm.old_policy_decay=3"],
+            ["algorithm.old_policy_decay must be one of 0, 1, 2, got 3"],
+        ),
+        (
+            ["algorithm.name=diffusion_nft", "algorithm.adv_mode=sign"],
+            ["algorithm.adv_mode must be one of all, positive_only, negative_only, one_only, binary, got 'sign'"],
         ),
         (["algorithm.window.size=3"], ["algorithm.window is not a key of flow_grpo, only of mix_grpo"]),
         (["algorithm.dance_grpo.eta=1"], ["algorithm.dance_grpo is not a key"]),
@@ -160,6 +181,13 @@ def test_one_key_of_a_window_leaves_the_others() -> None:
     section = load_config("tiny-ocr", ["algorithm.name=mix_grpo", "algorithm.window.size=2"]).algorithm
     assert isinstance(section, MixGrpoConfig)
     assert (section.window.size, section.window.iterations) == (2, 25)
+
+
+def test_without_a_trust_region_there_is_nothing_to_warn_of() -> None:
+    assert not warnings_of(load_config("tiny-ocr", ["algorithm.name=diffusion_nft"]))
+    assert not warnings_of(
+        load_config("tiny-ocr", ["algorithm.name=diffusion_nft", "algorithm.updates_per_iteration=1"])
+    )
 
 
 @pytest.mark.parametrize(("name", "key"), [("dance_grpo", "clip_range"), ("flow_dppo", "divergence_threshold")])
