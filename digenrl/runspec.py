@@ -135,7 +135,7 @@ def rollout_spec(
         noise_level=rules.noise_level,
         guidance_scale=config.model.guidance_scale,
         geometry=size,
-        multistep_from=None if evaluates else rules.multistep_from,
+        multistep_from=steps.multistep_from,
         keep_clean=rules.forward and not evaluates,
     )
 

@@ -29,10 +29,12 @@ class Steps(NamedTuple):
     Attributes:
         stochastic: drawn from the sampler; the others are deterministic.
         trained: those that are trained, increasing. Of stochastic ones the transition is, of others the noise level.
+        multistep_from: from this step on, deterministic ones are of second order; None: all of them are Euler steps.
     """
 
     stochastic: tuple[int, ...]
     trained: tuple[int, ...]
+    multistep_from: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,8 +64,6 @@ class Algorithm(ABC):
         noise_level: of that sampler.
         num_steps: T, denoising steps of a training rollout.
         num_trained: K, trained steps of each sample.
-        multistep_from: from this step on, deterministic steps of training rollouts are of second order; None: all are
-            Euler steps.
         forward: clean latents are noised again and trained on, instead of the transitions of the rollout.
         lags: samples may be generated with other weights than those that were trained last, see `decay_after`.
     """
@@ -72,7 +72,6 @@ class Algorithm(ABC):
     noise_level: float = 0.0
     num_steps: int
     num_trained: int
-    multistep_from: int | None = None
     forward: ClassVar[bool] = False
     lags: bool = False
 

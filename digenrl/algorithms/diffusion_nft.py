@@ -29,7 +29,6 @@ class DiffusionNft(Algorithm):
         kl_beta: weight of the distance to the base model.
     """
 
-    multistep_from = 0
     forward: ClassVar[bool] = True
 
     def __init__(self, section: DiffusionNftConfig) -> None:
@@ -42,7 +41,8 @@ class DiffusionNft(Algorithm):
 
     def steps(self, run_seed: int, iteration: int) -> Steps:
         """See Algorithm."""
-        return Steps((), nft.forward_steps(self.num_steps, self.num_trained, run_seed, iteration))
+        trained = nft.forward_steps(self.num_steps, self.num_trained, run_seed, iteration)
+        return Steps((), trained, multistep_from=0)
 
     def decay_after(self, theta: int) -> float:
         """See Algorithm."""

@@ -1,11 +1,12 @@
 """MixGRPO: a window of stochastic, trained steps that slides along the trajectory; all other steps are deterministic.
 
-Where the window is in an iteration says `digenrl.algorithms.windows`, from the iteration alone. The loss is PPO's
+Those after the window may be of second order (MixGRPO-Flash), see `digenrl.algorithms.dpm_solver`. Where the window is in an iteration says `digenrl.algorithms.windows`, from the iteration alone. The loss is PPO's
 clipped surrogate.
 
 Source: MixGRPO (arXiv 2507.21802). Its advantages (each reward by itself, standard deviation with ddof 1, eps 1e-8) are
 defaults of its section.
-Deviations: those of `windows`; the model sees 1000 sigma as it is, not truncated to an integer.
+Deviations: those of `windows`; the model sees 1000 sigma as it is, not truncated to an integer; Flash keeps all steps
+after the window instead of a part of them.
 """
 
 from __future__ import annotations
@@ -31,13 +32,13 @@ class MixGrpo(PolicyGradient):
         self.num_steps = section.num_steps
         self.num_trained = section.window.size
         self._window = SlidingWindow(limit=section.num_steps - UNTRAINED, **section.window.model_dump())
-        self._shift = section.sigma_shift
+        self._shift, self._flash = section.sigma_shift, section.tail_solver == "dpm_solver"
         self._clip_range, self._adv_clip_max = section.clip_range, section.adv_clip_max
 
     def steps(self, run_seed: int, iteration: int) -> Steps:
         """See Algorithm."""
         window = window_steps(self._window, run_seed, iteration)
-        return Steps(window, window)
+        return Steps(window, window, multistep_from=window[-1] + 1 if self._flash else None)
 
     def sigmas(self) -> Tensor | None:
         """See Algorithm."""

@@ -194,6 +194,10 @@ class MixGrpoConfig(GrpoSection):
     window: SlidingWindowConfig = Field(
         default_factory=SlidingWindowConfig, description="Which steps are stochastic and trained."
     )
+    tail_solver: Literal["euler", "dpm_solver"] = Field(
+        "euler",
+        description="How the steps after the window are taken; dpm_solver: by second-order DPM-Solver++ (Flash).",
+    )
     sigma_shift: float | None = Field(
         None,
         gt=0,

@@ -35,6 +35,15 @@ def ground() -> Iterator[Ground]:
         pytest.param(("algorithm.name=grpo_guard", "schedule.timestep_batch=2"), id="grpo_guard"),
         pytest.param(("algorithm.name=flow_dppo",), id="flow_dppo"),
         pytest.param(("algorithm.name=mix_grpo", *MOVING_WINDOW), id="mix_grpo"),
+        pytest.param(
+            (
+                "algorithm.name=mix_grpo",
+                *MOVING_WINDOW,
+                "algorithm.tail_solver=dpm_solver",
+                "schedule.steps_per_unit=1",
+            ),
+            id="mix_grpo-flash",
+        ),
         pytest.param(NFT, id="diffusion_nft"),
         pytest.param((*NFT, "schedule.stale_fraction=0.5", "schedule.timestep_batch=2"), id="diffusion_nft-stale"),
         pytest.param(

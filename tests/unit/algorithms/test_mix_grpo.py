@@ -31,6 +31,12 @@ def test_every_setting_of_the_section_reaches_the_window() -> None:
     assert len(set(_steps(40, size=2, strategy="random"))) == 3
 
 
+def test_flash_takes_what_follows_the_window_by_the_solver() -> None:
+    section = MixGrpoConfig(num_steps=6, window=SlidingWindowConfig(size=2, iterations=1), tail_solver="dpm_solver")
+    assert [MixGrpo(section).steps(0, i).multistep_from for i in range(4)] == [2, 3, 4, 2]
+    assert MixGrpo(MixGrpoConfig()).steps(0, 0).multistep_from is None
+
+
 @pytest.mark.parametrize("shift", [None, 3.0])
 def test_its_schedule_is_the_checkpoints_or_a_shifted_one(shift: float | None) -> None:
     found = MixGrpo(MixGrpoConfig(sigma_shift=shift)).sigmas()
