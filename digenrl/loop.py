@@ -88,12 +88,13 @@ def train(config: RunConfig, *, on_iteration: Callable[[LoopResult], None] | Non
     """
     run = _Run(config)
     start = NumberedAdapter(0, run.policy.initial_adapter())
-    result = LoopResult(start, OptimizerState.initial(start.weights), start)
+    optimizer = OptimizerState.initial(start.weights, averaged=config.optimizer.ema_decay is not None)
+    result = LoopResult(start, optimizer, start)
     for version in range(config.iterations + 1):
         if version > 0:
             result.iterations.append(run.iterate(result, version - 1))
         if run.shape.evaluated(version):
-            result.evaluations[version] = run.evaluate(version, result.adapter)
+            result.evaluations[version] = run.evaluate(version, result)
         if on_iteration:
             on_iteration(result)
     return result
@@ -144,10 +145,13 @@ class _Run:
     def behaviour(self, old: NumberedAdapter, current: NumberedAdapter) -> NumberedAdapter:
         """What generates the samples of the next iteration, `old` having generated those of the last."""
         weights = runspec.behaviour_after(self.config, current.theta, old.weights, current.weights)
-        return current if weights is None else NumberedAdapter(current.theta, weights, behaviour=True)
+        return current if weights is None else NumberedAdapter(current.theta, weights, "behaviour")
 
-    def evaluate(self, version: int, adapter: NumberedAdapter) -> dict[SampleId, Score]:
+    def evaluate(self, version: int, result: LoopResult) -> dict[SampleId, Score]:
         scores: dict[SampleId, Score] = {}
+        adapter = result.adapter
+        if result.optimizer.average:
+            adapter = NumberedAdapter(adapter.theta, result.optimizer.average, "average")
         for micro_batch in self.shape.eval_micro_batches(version):
             scores |= self.score(*self.roll_out(micro_batch, version, adapter))
         return scores

@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
@@ -39,18 +40,18 @@ class NumberedAdapter:
 
     Attributes:
         theta: number of the step.
-        weights: the adapter, or
-        behaviour: that which generates samples when `theta` is published, where it is another.
+        weights: of the adapter, or of what stands for it:
+        role: "behaviour" generates samples when `theta` is published, "average" is evaluated.
     """
 
     theta: int
     weights: Adapter
-    behaviour: bool = False
+    role: Literal["adapter", "behaviour", "average"] = "adapter"
 
     @property
     def tag(self) -> Hashable:
         """Equal tags name equal weights, for the life of a run."""
-        return (self.theta, "behaviour") if self.behaviour else self.theta
+        return self.theta if self.role == "adapter" else (self.theta, self.role)
 
 
 class Policy:

@@ -117,7 +117,7 @@ class _Bench:
         self._embeddings = EmbeddingCache(policy.model).encode([prompt.text for prompt in prompts])
         self._adapter = NumberedAdapter(_THROWN_AWAY, policy.initial_adapter())
         self.off_policy = algorithm_of(config.algorithm).lags
-        self._old = replace(self._adapter, behaviour=self.off_policy)
+        self._old = replace(self._adapter, role="behaviour" if self.off_policy else "adapter")
         policy.bind(self._adapter.weights, self._adapter.tag)
         self._start = start_rollout(policy, self._spec)
 

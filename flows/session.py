@@ -25,6 +25,7 @@ from distributed import Client
 from safetensors.torch import save as save_tensors
 
 from digenrl import choices, runspec
+from digenrl.algorithms.optimizer import evaluated
 from digenrl.config import RunConfig
 from digenrl.identity import MicroBatchId
 from digenrl.profile import Profile
@@ -292,7 +293,7 @@ class Session:
         # In a process that has diffusers imported already; as bytes, since a tensor would travel as shared memory.
         context = multiprocessing.get_context(forkserver.METHOD)
         with ProcessPoolExecutor(1, mp_context=context) as pool:
-            adapter = save_tensors(state.adapter)
+            adapter = save_tensors(evaluated(state.adapter, state.optimizer))
             pool.submit(write_lora, self.config.model.family, adapter, self.config.lora, lora).result()
         return lora
 

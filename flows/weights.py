@@ -12,6 +12,7 @@ from pathlib import Path
 from safetensors.torch import load as load_tensors
 from safetensors.torch import load_file
 
+from digenrl.algorithms.optimizer import evaluated
 from digenrl.config import LoraConfig
 from digenrl.config.errors import ConfigError
 from digenrl.models.registry import save_lora
@@ -29,7 +30,7 @@ class Weights:
     """An adapter and where it was found.
 
     Attributes:
-        adapter: as `digenrl.policy.Policy` names it, on the CPU.
+        adapter: as `digenrl.policy.Policy` names it, on the CPU; the moving average if the run keeps one.
         iterations: iterations it was trained for; None if the place does not say.
         place: URL of the checkpoint, or path of the LoRA file.
     """
@@ -53,7 +54,8 @@ def newest_weights(directory: RunDirectory) -> Weights:
     """
     info = checkpoints.latest(directory.checkpoints)
     if info is not None:
-        return Weights(checkpoints.load(info).tensors["adapter"], info.iteration, info.url)
+        tensors = checkpoints.load(info).tensors
+        return Weights(evaluated(tensors["adapter"], tensors["optimizer"]), info.iteration, info.url)
     lora = directory.path / "lora" / LORA_FILE
     if lora.is_file():
         return Weights(_read_lora(lora), None, str(lora))

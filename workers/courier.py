@@ -14,6 +14,7 @@ from typing import Any
 
 from distributed import Client
 
+from digenrl.algorithms.optimizer import average_of
 from digenrl.policy import adapter_hash
 from digenrl.scheduling import messages as m
 from workers import calls
@@ -132,8 +133,8 @@ class Courier:
                 await self._pull(worker, ref, command.source, self._hashes[theta])
             elif theta in self._states:
                 state = self._states[theta]
-                optimizer = state.optimizer if command.with_optimizer else None
-                tensors = join_state(state.adapter, state.behaviour, optimizer)
+                parts = (None, state.optimizer) if command.with_optimizer else (average_of(state.optimizer), None)
+                tensors = join_state(state.adapter, state.behaviour, *parts)
                 await self._on(worker, calls.install, ref, Parcel.of(None, tensors), state.adapter_hash)
             elif theta == 0:
                 await self._initialise(worker)
@@ -200,8 +201,10 @@ class Courier:
 
     async def _fetch(self, theta: int, worker: str) -> None:
         parcel: Parcel = await self._on(worker, calls.export, TrainerStateRef(theta))
-        adapter, behaviour, optimizer = split_state(parcel.tensors())
-        self._states[theta] = TrainerState(theta, adapter, optimizer, self._hashes[theta], behaviour=behaviour)
+        found = split_state(parcel.tensors())
+        self._states[theta] = TrainerState(
+            theta, found.adapter, found.optimizer, self._hashes[theta], behaviour=found.behaviour or None
+        )
 
     # --- calls ---
 

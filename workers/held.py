@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -87,17 +87,38 @@ def unpack_rollout(meta: Any, tensors: Tensors) -> FinishedRollout:
     return FinishedRollout(Trajectory(**meta, **tensors), images)
 
 
-def join_state(adapter: Adapter, behaviour: Adapter | None, optimizer: Tensors | None = None) -> Tensors:
-    """Adapter, behaviour policy and optimiser tensors under one roof."""
-    parts = {"adapter": adapter, "behaviour": behaviour or {}, "optimizer": optimizer or {}}
+class State(NamedTuple):
+    """Weights of one theta, apart from those they were made from. Empty: there are none.
+
+    Attributes:
+        adapter: what is trained.
+        behaviour: what generates samples, where it is not the adapter.
+        average: what is evaluated, where it is not the adapter and the optimiser's state does not come along.
+        optimizer: its state, where it comes along.
+    """
+
+    adapter: Adapter
+    behaviour: Adapter
+    average: Adapter
+    optimizer: Tensors
+
+
+def join_state(
+    adapter: Adapter,
+    behaviour: Adapter | None = None,
+    average: Adapter | None = None,
+    optimizer: Tensors | None = None,
+) -> Tensors:
+    """Weights and what goes with them under one roof; see `State`."""
+    parts = State(adapter, behaviour or {}, average or {}, optimizer or {})._asdict()
     return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 
 
-def split_state(tensors: Tensors) -> tuple[Adapter, Adapter | None, Tensors]:
+def split_state(tensors: Tensors) -> State:
     """Inverse of join_state."""
-
-    def part(name: str) -> Tensors:
-        start = f"{name}/"
-        return {n.removeprefix(start): t for n, t in tensors.items() if n.startswith(start)}
-
-    return part("adapter"), part("behaviour") or None, part("optimizer")
+    parts: dict[str, Tensors] = {part: {} for part in State._fields}
+    for key, tensor in tensors.items():
+        part, _, name = key.partition("/")
+        if part in parts:
+            parts[part][name] = tensor
+    return State(**parts)

@@ -45,7 +45,7 @@ class TrainerState:
         """What samples are generated with."""
         if self.behaviour is None:
             return NumberedAdapter(self.theta, self.adapter)
-        return NumberedAdapter(self.theta, self.behaviour, behaviour=True)
+        return NumberedAdapter(self.theta, self.behaviour, "behaviour")
 
 
 @dataclass(frozen=True)

@@ -120,7 +120,7 @@ class Replica:
     def _rollout(self, unit: RolloutUnit, run: Run, prompts: tuple[PromptRecord, ...]) -> Receipt:
         version = run.theta // self.shape.updates
         spec = runspec.rollout_spec(self.config, self.shape, self.policy.model, unit.micro_batch, version)
-        find = self._weights.trained if unit.micro_batch.phase == "eval" else self._weights.behaviour
+        find = self._weights.evaluated if unit.micro_batch.phase == "eval" else self._weights.behaviour
         adapter = find(run.theta)
         self.policy.bind(adapter.weights, adapter.tag)
         state = start_rollout(self.policy, spec) if unit.first == 0 else self._rollouts[unit.micro_batch]

@@ -1,4 +1,4 @@
-"""What one worker holds of weights, by the theta that made them: adapters, behaviour policies, optimiser states.
+"""What one worker holds of weights, by the theta that made them: adapters, what stands for them, optimiser states.
 
 The behaviour policy of a theta is what generates samples once it is published. For most algorithms that is the adapter
 itself. Where it has weights of its own they go wherever the adapter goes: an update needs no other worker for it, and
@@ -28,6 +28,7 @@ class Weights:
         self._policy = policy
         self._adapters: dict[int, Adapter] = {}
         self._behaviours: dict[int, Adapter] = {}  # where it is not the adapter itself
+        self._averages: dict[int, Adapter] = {}  # where evaluations use them
         self._optimizers: dict[int, OptimizerState] = {}
 
     def trained(self, theta: int) -> NumberedAdapter:
@@ -37,7 +38,13 @@ class Weights:
     def behaviour(self, theta: int) -> NumberedAdapter:
         """What generates samples of the version that `theta` is or, within an iteration, of the one it is made from."""
         if theta in self._behaviours:
-            return NumberedAdapter(theta, self._behaviours[theta], behaviour=True)
+            return NumberedAdapter(theta, self._behaviours[theta], "behaviour")
+        return self.trained(theta)
+
+    def evaluated(self, theta: int) -> NumberedAdapter:
+        """What evaluations use: the moving average where one is kept."""
+        if self._averaged:
+            return NumberedAdapter(theta, self._averages[theta], "average")
         return self.trained(theta)
 
     def optimizer(self, theta: int) -> OptimizerState:
@@ -46,14 +53,14 @@ class Weights:
 
     def begin(self, adapter: Adapter) -> str:
         """Take `adapter` as theta 0, with a fresh optimiser; returns its content hash."""
-        self._adapters[0], self._optimizers[0] = adapter, OptimizerState.initial(adapter)
+        optimizer = OptimizerState.initial(adapter, averaged=self._averaged)
+        self._put(0, adapter, {}, optimizer.average, optimizer)
         return adapter_hash(adapter)
 
     def advance(self, theta: int, adapter: Adapter, optimizer: OptimizerState) -> str:
         """Take what the update `theta` made; returns the content hash, with that of the behaviour policy."""
         behaviour = runspec.behaviour_after(self._config, theta, self.behaviour(theta - 1).weights, adapter)
-        self._put(theta, adapter, behaviour)
-        self._optimizers[theta] = optimizer
+        self._put(theta, adapter, behaviour or {}, optimizer.average, optimizer)
         return adapter_hash(adapter, behaviour)
 
     def holds(self, ref: AdapterRef | TrainerStateRef) -> bool:
@@ -66,8 +73,10 @@ class Weights:
         Raises:
             KeyError: it is not here.
         """
-        optimizer = self._optimizers[ref.theta].to_tensors() if isinstance(ref, TrainerStateRef) else None
-        return join_state(self._adapters[ref.theta], self._behaviours.get(ref.theta), optimizer)
+        adapter, behaviour = self._adapters[ref.theta], self._behaviours.get(ref.theta)
+        if isinstance(ref, TrainerStateRef):
+            return join_state(adapter, behaviour, optimizer=self._optimizers[ref.theta].to_tensors())
+        return join_state(adapter, behaviour, self._averages.get(ref.theta))
 
     def store(self, ref: AdapterRef | TrainerStateRef, tensors: Tensors, expected_hash: str) -> None:
         """Keep what arrived.
@@ -76,27 +85,36 @@ class Weights:
             ValueError: it is not this policy's, or its hash is not `expected_hash` (empty: any); nothing is kept.
         """
         placed = {name: tensor.to(self._policy.device) for name, tensor in tensors.items()}
-        adapter, behaviour, optimizer = split_state(placed)
-        for weights in (adapter, behaviour or adapter):
+        adapter, behaviour, average, optimizer = split_state(placed)
+        for weights in (adapter, behaviour or adapter, average or adapter):
             self._policy.check(weights, f"theta {ref.theta}")
-        found = adapter_hash(adapter, behaviour)
+        found = adapter_hash(adapter, behaviour or None)
         if expected_hash and found != expected_hash:
             raise ValueError(
                 f"adapter theta {ref.theta} arrived with hash {found[:12]}, published was {expected_hash[:12]}: "
                 "not installed"
             )
-        self._put(ref.theta, adapter, behaviour)
-        if isinstance(ref, TrainerStateRef):
-            self._optimizers[ref.theta] = OptimizerState.from_tensors(optimizer)
+        state = OptimizerState.from_tensors(optimizer) if isinstance(ref, TrainerStateRef) else None
+        self._put(ref.theta, adapter, behaviour, average if state is None else state.average, state)
 
     def drop(self, theta: int) -> None:
         """Forget everything of `theta`."""
-        for held in (self._adapters, self._behaviours, self._optimizers):
+        for held in (self._adapters, self._behaviours, self._averages, self._optimizers):
             held.pop(theta, None)
 
-    def _put(self, theta: int, adapter: Adapter, behaviour: Adapter | None) -> None:
-        if behaviour is None:
-            self._behaviours.pop(theta, None)
-        else:
-            self._behaviours[theta] = behaviour
+    def _put(
+        self, theta: int, adapter: Adapter, behaviour: Adapter, average: Adapter, optimizer: OptimizerState | None
+    ) -> None:
+        """Empty: there is none. An optimiser's state that is here stays, unless another one comes."""
+        for held, weights in ((self._behaviours, behaviour), (self._averages, average)):
+            if weights:
+                held[theta] = weights
+            else:
+                held.pop(theta, None)
         self._adapters[theta] = adapter
+        if optimizer is not None:
+            self._optimizers[theta] = optimizer
+
+    @property
+    def _averaged(self) -> bool:
+        return self._config.optimizer.ema_decay is not None

@@ -2,6 +2,8 @@
 
 e <- e + (1 - d)(w - e) with the warmed-up decay d = min((1 + n) / (10 + n), decay), n counting optimiser steps.
 
+It is part of the optimiser's state (`digenrl.algorithms.optimizer`), so it travels and is saved with it.
+
 Source: Flow-GRPO's reference training, after the warm-up of TensorFlow's ExponentialMovingAverage.
 """
 

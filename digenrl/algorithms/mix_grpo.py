@@ -1,7 +1,7 @@
 """MixGRPO: a window of stochastic, trained steps that slides along the trajectory; all other steps are deterministic.
 
-Those after the window may be of second order (MixGRPO-Flash), see `digenrl.algorithms.dpm_solver`. Where the window is in an iteration says `digenrl.algorithms.windows`, from the iteration alone. The loss is PPO's
-clipped surrogate.
+Those after the window may be of second order (MixGRPO-Flash), see `digenrl.algorithms.dpm_solver`. The window's place
+follows from the iteration alone, see `digenrl.algorithms.windows`. The loss is PPO's clipped surrogate.
 
 Source: MixGRPO (arXiv 2507.21802). Its advantages (each reward by itself, standard deviation with ddof 1, eps 1e-8) are
 defaults of its section.

@@ -2,7 +2,8 @@
 
     learning_rate   optimiser section, iteration -> rate
     adamw_step      one step; nothing is changed in place
-    OptimizerState  moments and step count, to and from a flat dict of tensors (safetensors)
+    OptimizerState  moments, moving average and step count, to and from a flat dict of tensors (safetensors)
+    evaluated       the weights that are evaluated and exported; `average_of` the moving average alone
 
 A functional step is what lets a lead trainer die in the middle of one: the committed weights and state are never
 half-written. The arithmetic is that of `torch.optim.AdamW` (single-tensor), operation by operation.
@@ -14,41 +15,46 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
 
+from digenrl.algorithms.ema import ema_update
 from digenrl.config import OptimizerConfig
+
+_AVERAGE = "average."
 
 
 @dataclass(frozen=True)
 class OptimizerState:
-    """State of AdamW.
+    """State of AdamW, and of the average that goes with it.
 
     Attributes:
         step: optimiser steps taken; skipped ones do not count.
         exp_avg: running mean of the gradients by weight name, float32.
         exp_avg_sq: running mean of their squares, float32.
+        average: moving average of the weights; empty where none is kept.
     """
 
     step: int
     exp_avg: dict[str, Tensor]
     exp_avg_sq: dict[str, Tensor]
+    average: dict[str, Tensor] = field(default_factory=dict)
 
     @classmethod
-    def initial(cls, weights: Mapping[str, Tensor]) -> OptimizerState:
-        """The state before the first step."""
-        return cls(
-            0, *({name: torch.zeros_like(w, requires_grad=False) for name, w in weights.items()} for _ in range(2))
-        )
+    def initial(cls, weights: Mapping[str, Tensor], *, averaged: bool = False) -> OptimizerState:
+        """The state before the first step; `averaged`: keep a moving average of the weights."""
+        mean, square = ({n: torch.zeros_like(w, requires_grad=False) for n, w in weights.items()} for _ in range(2))
+        return cls(0, mean, square, dict(weights) if averaged else {})
 
     def to_tensors(self) -> dict[str, Tensor]:
-        """Flat dict: `step` (int64 scalar), `exp_avg.NAME`, `exp_avg_sq.NAME`."""
+        """Flat dict: `step` (int64 scalar), `exp_avg.NAME`, `exp_avg_sq.NAME`, `average.NAME`."""
         return {
             "step": torch.tensor(self.step, dtype=torch.int64),
             **{f"exp_avg.{name}": tensor for name, tensor in self.exp_avg.items()},
             **{f"exp_avg_sq.{name}": tensor for name, tensor in self.exp_avg_sq.items()},
+            **{f"{_AVERAGE}{name}": tensor for name, tensor in self.average.items()},
         }
 
     @classmethod
@@ -56,19 +62,23 @@ class OptimizerState:
         """Inverse of `to_tensors`.
 
         Raises:
-            ValueError: `step` is missing, or the two moments cover different weights.
+            ValueError: `step` is missing, or the two moments or the average cover different weights.
         """
-        moments: dict[str, dict[str, Tensor]] = {"exp_avg": {}, "exp_avg_sq": {}}
+        moments: dict[str, dict[str, Tensor]] = {"exp_avg": {}, "exp_avg_sq": {}, "average": {}}
         for key, tensor in tensors.items():
             moment, _, name = key.partition(".")
             if moment in moments:
                 moments[moment][name] = tensor
             elif key != "step":
-                raise ValueError(f"optimiser state holds {key!r}; expected step, exp_avg.NAME and exp_avg_sq.NAME")
+                raise ValueError(
+                    f"optimiser state holds {key!r}; expected step, exp_avg.NAME, exp_avg_sq.NAME, average.NAME"
+                )
         if "step" not in tensors:
             raise ValueError("optimiser state has no `step`")
         _check_names("exp_avg_sq", moments["exp_avg_sq"], moments["exp_avg"])
-        return cls(int(tensors["step"]), moments["exp_avg"], moments["exp_avg_sq"])
+        if moments["average"]:
+            _check_names("average", moments["average"], moments["exp_avg"])
+        return cls(int(tensors["step"]), **moments)
 
 
 @dataclass(frozen=True)
@@ -101,7 +111,7 @@ def adamw_step(
         weights: float32 by name; not changed.
         gradient: float32 by the same names.
         state: from the step before, or `OptimizerState.initial`; not changed.
-        optimizer: betas, eps, weight decay and max_grad_norm are read.
+        optimizer: betas, eps, weight decay, max_grad_norm and the average's keys are read.
         learning_rate: from `learning_rate`.
 
     Raises:
@@ -126,7 +136,25 @@ def adamw_step(
             denominator = (square.sqrt() / correction).add_(optimizer.eps)
             decayed = weight.detach() * (1 - learning_rate * optimizer.weight_decay)
             new[name] = decayed.addcdiv_(mean, denominator, value=-step_size)
-    return StepResult(new, OptimizerState(step, exp_avg, exp_avg_sq), norm, skipped=False)
+    average = state.average
+    if average and optimizer.ema_decay is not None:
+        average = ema_update(average, new, state.step, decay=optimizer.ema_decay, interval=optimizer.ema_every)
+    return StepResult(new, OptimizerState(step, exp_avg, exp_avg_sq, average), norm, skipped=False)
+
+
+def evaluated(weights: Mapping[str, Tensor], state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """What is evaluated, sampled from and exported: the moving average if there is one, else the weights.
+
+    Args:
+        weights: by name.
+        state: the optimiser's, as a flat dict.
+    """
+    return average_of(state) or dict(weights)
+
+
+def average_of(state: Mapping[str, Tensor]) -> dict[str, Tensor]:
+    """The moving average in an optimiser's state as a flat dict; empty if there is none."""
+    return {name.removeprefix(_AVERAGE): t for name, t in state.items() if name.startswith(_AVERAGE)}
 
 
 def gradient_norm(gradient: Mapping[str, Tensor]) -> float:

@@ -64,7 +64,7 @@ def show(config: RunConfig) -> str:
 
 
 def warnings_of(config: RunConfig) -> list[str]:
-    """Sentences about settings that are legal and have no effect."""
+    """Sentences about settings that are legal and do not what they seem to."""
     algorithm = config.algorithm
     warnings = []
     key = algorithm.trust_region
@@ -87,5 +87,11 @@ def warnings_of(config: RunConfig) -> list[str]:
         warnings.append(
             f"schedule.stale_fraction={config.schedule.stale_fraction:g} has no effect: with iterations=1 there is no "
             "iteration before whose weights could be used"
+        )
+    optimizer, steps = config.optimizer, config.iterations * algorithm.updates_per_iteration
+    if optimizer.ema_decay is not None and optimizer.ema_every > steps:
+        warnings.append(
+            f"optimizer.ema_decay={optimizer.ema_decay:g} keeps the weights of the start: the average moves at every "
+            f"optimizer.ema_every={optimizer.ema_every} steps, and the run has {steps}"
         )
     return warnings

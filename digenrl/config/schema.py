@@ -3,6 +3,7 @@
 schema()              for editors and other tools; a configuration file that follows it is well formed
 node_at(path)         the part of the schema that describes one key, None for an unknown key
 branches_of(node)     where a section is one of several, told apart by their name: each of them
+plain(path)           the path without the name of such a section
 children_of(node)     keys a section may hold
 expectation(node)     what a value must be, in words: "a number > 0 and < 1"
 leaf_paths()          every key that holds a value, dotted; entries of lists carry the index 0

@@ -66,7 +66,7 @@ def unknown_key(path: KeyPath) -> str:
 def _others_with(name: str, section: KeyPath) -> list[str]:
     """If a section is one of several, those of the others that have the key."""
     branches = branches_of(node_at(section[:-1]) or {}) if section else {}
-    if section and section[-1] not in branches:
+    if not section or section[-1] not in branches:
         return []
     return [branch for branch, node in branches.items() if name in children_of(node)]
 

@@ -50,7 +50,7 @@ def subject_of(name: str, overrides: Sequence[str]) -> Subject:
     workloads = load()
     if name in workloads:
         found = workloads[name]
-        config = load_config("tiny-smoke", [*_sizes(found), *overrides])
+        config = load_config("tiny-smoke", [*_sizes(found), *_trained(found, overrides), *overrides])
         resized = _resized(found, config)
         given = any(text.partition("=")[0].strip() == "cluster.trainers" for text in overrides)
         return Subject(name, config, _shape(config), resized, config.cluster.trainers if given else None)
@@ -76,9 +76,6 @@ def _sizes(workload: Workload) -> list[str]:
     run = workload.run
     return [
         f"algorithm.num_steps={run.num_steps}",
-        # The first K steps are trained.
-        f"algorithm.sde_window_size={run.trained_steps}",
-        f"algorithm.sde_window_range=[0, {run.trained_steps}]",
         f"algorithm.prompts_per_iteration={run.groups}",
         f"algorithm.samples_per_prompt={run.group_size}",
         f"algorithm.updates_per_iteration={run.updates}",
@@ -88,6 +85,14 @@ def _sizes(workload: Workload) -> list[str]:
         "schedule.layout=digenrl",
         f"cluster.workers={WORKLOAD_WORKERS}",
     ]
+
+
+def _trained(workload: Workload, overrides: Sequence[str]) -> list[str]:
+    """How many steps of the workload are trained, in the words of the algorithm that overrides may name."""
+    steps, trained = workload.run.num_steps, workload.run.trained_steps
+    if "algorithm.name=dance_grpo" in overrides:
+        return [f"algorithm.trained_fraction={trained / (steps - 1)}"]
+    return [f"algorithm.sde_window_size={trained}", f"algorithm.sde_window_range=[0, {trained}]"]
 
 
 def _resized(workload: Workload, config: RunConfig) -> Workload:

@@ -50,7 +50,7 @@ def trained(tmp_path_factory: pytest.TempPathFactory) -> Trained:
     inference = Inference(config)
     generator = torch.Generator().manual_seed(1)
     adapter = {n: w + 0.02 * torch.randn(w.shape, generator=generator) for n, w in inference.base.items()}
-    checkpoints.save(directory.checkpoints, 2, {"adapter": adapter}, {})
+    checkpoints.save(directory.checkpoints, 2, {"adapter": adapter, "optimizer": {"step": torch.tensor(4)}}, {})
     return Trained(home, directory, inference)
 
 

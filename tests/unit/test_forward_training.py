@@ -147,7 +147,7 @@ def test_the_same_weights_under_another_name_make_no_difference(
     """A forward pass of its own gives what the detached one is."""
     adapter = adapters[0]
     detached = _train(policy, trajectory, adapter, adapter)
-    apart = _train(policy, trajectory, adapter, replace(adapter, behaviour=True))
+    apart = _train(policy, trajectory, adapter, replace(adapter, role="behaviour"))
     assert policy.bound == adapter.tag
     assert all(torch.equal(apart.gradient[name], gradient) for name, gradient in detached.gradient.items())
 
@@ -175,7 +175,7 @@ def test_streaming_gives_the_ordinary_gradient(
             given,
             baseline=0.4,
             current=new,
-            old=replace(old, behaviour=lagging),
+            old=replace(old, role="behaviour" if lagging else "adapter"),
             algorithm=NFT,
             guidance_scale=1.0,
             normaliser=PAIRS,

@@ -60,6 +60,13 @@ def test_a_timestep_batch_that_does_not_fit_is_refused() -> None:
         subject_of("wan2.1-14b", ["schedule.timestep_batch=7"])
 
 
+@pytest.mark.parametrize("algorithm", ["flow_grpo", "dance_grpo", "grpo_guard"])
+def test_a_workload_trains_as_many_steps_whatever_the_algorithm(algorithm: str) -> None:
+    for name, workload in load().items():
+        shape = subject_of(name, [f"algorithm.name={algorithm}"]).shape
+        assert len(shape.trained_steps(0)) == workload.run.trained_steps
+
+
 def test_a_misspelt_workload_names_the_nearest() -> None:
     with pytest.raises(ConfigError, match=r"'wan2.1-14'; did you mean wan2.1-14b\?"):
         subject_of("wan2.1-14", [])

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import pytest
+import torch
 
 from digenrl import runspec
+from digenrl.algorithms.dance_grpo import shifted_sigmas
 from digenrl.config import RunConfig
 from digenrl.config.load import load_config
-from digenrl.identity import MicroBatchId
+from digenrl.identity import MicroBatchId, SampleId
 from digenrl.models.sd3 import SD3Model
 from digenrl.prompts import load_prompts
+from digenrl.rewards.base import Scored
 from tiny_policy import GEOMETRY, random_pipeline
 
 
@@ -77,6 +80,45 @@ def test_training_and_evaluation_rollouts() -> None:
     assert first.steps == () and first.num_steps == 7 and len(first.samples) == 25
     assert first.samples == second.samples  # the same noise at every evaluation
     assert first.samples[0].run_seed == 5 and first.samples[0].group == 7 * 25
+
+
+def test_an_algorithm_may_draw_more_steps_than_it_trains_along_a_schedule_of_its_own() -> None:
+    config = _config("algorithm.name=dance_grpo", "algorithm.sigma_shift=3")
+    shape, model = runspec.shape(config, 200), SD3Model(random_pipeline())
+    train = runspec.rollout_spec(config, shape, model, MicroBatchId("train", 3, 2), version=3)
+    assert train.stochastic == tuple(range(9))
+    assert train.steps == shape.trained_steps(3) and len(train.steps) == 5 == runspec.trained_step_count(config)
+    assert (train.sampler, train.noise_level) == ("dance_sde", 0.3)
+    assert torch.equal(train.sigmas, shifted_sigmas(10, 3.0))
+    evaluation = runspec.rollout_spec(config, shape, model, MicroBatchId("eval", 0, 7), 0)
+    assert evaluation.stochastic == evaluation.steps == ()
+    assert torch.equal(evaluation.sigmas, model.sigmas(10, GEOMETRY))
+
+
+def _scored(group: int, *parts: tuple[float, ...]) -> dict[SampleId, Scored]:
+    return {SampleId(0, 0, group, i): Scored(sum(values), values) for i, values in enumerate(parts)}
+
+
+def test_advantages_are_of_the_sum_of_rewards_or_of_each() -> None:
+    """The second reward is a hundred times as large, but both disagree to the same degree."""
+    rewards = "rewards=[{name: ocr}, {name: jpeg_compressibility}]"
+    groups = [_scored(0, (0.0, 100.0), (1.0, 0.0), (0.5, 50.0))]
+    of_sum, of_each = (
+        runspec.advantages_of(_config(rewards, f"algorithm.reward_aggregation={kind}"), groups)
+        for kind in ("rewards", "advantages")
+    )
+    assert [round(a, 3) for a in of_sum.values.values()] == [1.225, -1.225, 0.0]
+    assert list(of_each.values.values()) == pytest.approx([0, 0, 0], abs=1e-3)
+
+
+def test_everybody_who_takes_no_part_is_excluded_with_a_reason() -> None:
+    judge = runspec.advantage_rule(_config("algorithm.best_of_n=2"))
+    verdict = judge([_scored(0, (0.1,), (0.9,), (0.5,)), _scored(1, (0.5,), (0.5,))])
+    assert list(verdict.advantages) == [SampleId(0, 0, 0, 0), SampleId(0, 0, 0, 1)]
+    assert dict(verdict.excluded) == {
+        SampleId(0, 0, 0, 2): "not among the best and worst",
+        **dict.fromkeys((SampleId(0, 0, 1, 0), SampleId(0, 0, 1, 1)), "zero variance"),
+    }
 
 
 def test_prompts_follow_the_samples() -> None:

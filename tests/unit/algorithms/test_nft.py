@@ -6,7 +6,7 @@ import pytest
 import torch
 from golden_cases import Case, Sequence, assert_close, golden, golden_sequence
 
-from digenrl.algorithms.advantages import group_advantages
+from digenrl.algorithms.advantages import AdvantageRule, group_advantages
 from digenrl.algorithms.losses import normalised_loss
 from digenrl.algorithms.nft import (
     LEAST_WEIGHT,
@@ -178,7 +178,7 @@ def test_gradients_summed_before_advantages_are_known_are_the_ordinary_ones(rewa
     """The sums of streaming with h = - grad (l+ - l-) / 2 beta; what does not depend on the advantage is final."""
     clip, t = 5.0, torch.tensor([0.9, 0.7, 0.4, 0.2], dtype=torch.float64)
     of_sample = dict(enumerate(rewards))
-    found = group_advantages([of_sample], std_scope="group", adv_clip_max=clip, zero_variance_tolerance=1e-8)
+    found = group_advantages([of_sample], AdvantageRule(adv_clip_max=clip))
     weight, features, old = _normal(3, (5, 5)).requires_grad_(), _normal(4), _normal(5)
     r = optimality(torch.tensor(list(found.values.values()), dtype=torch.float64), clip)
     terms = _loss(features @ weight, old, r, t, beta, clip)

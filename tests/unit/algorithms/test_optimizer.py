@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from digenrl.algorithms.optimizer import OptimizerState, adamw_step, gradient_norm, learning_rate
+from digenrl.algorithms.optimizer import OptimizerState, adamw_step, evaluated, gradient_norm, learning_rate
 from digenrl.config import OptimizerConfig
 
 SHAPES = {"a.lora_A.weight": (3, 5), "a.lora_B.weight": (7, 3), "b.lora_A.weight": (11,)}
@@ -99,6 +99,37 @@ def test_state_survives_the_flat_form() -> None:
     for name in SHAPES:
         assert torch.equal(back.exp_avg[name], state.exp_avg[name])
         assert torch.equal(back.exp_avg_sq[name], state.exp_avg_sq[name])
+
+
+def test_the_average_follows_the_weights_and_survives_the_flat_form() -> None:
+    """At every second step; the first moves it by nine tenths of the way, the third by what the bound allows."""
+    config = OptimizerConfig(ema_decay=0.25, ema_every=2)
+    weights, state = _tensors(0), OptimizerState.initial(_tensors(0), averaged=True)
+    average = {name: w.double() for name, w in weights.items()}
+    for step in range(4):
+        result = adamw_step(weights, _tensors(step + 1), state, config, 1e-2)
+        weights, state = result.weights, OptimizerState.from_tensors(result.state.to_tensors())
+        if step % 2:
+            rate = 1 - min((1 + step) / (10 + step), 0.25)
+            average = {name: old + rate * (weights[name].double() - old) for name, old in average.items()}
+        for name in SHAPES:
+            torch.testing.assert_close(state.average[name].double(), average[name], rtol=1e-6, atol=1e-7)
+    assert evaluated(weights, state.to_tensors()).keys() == weights.keys()
+    assert all(evaluated(weights, state.to_tensors())[name] is state.average[name] for name in SHAPES)
+
+
+def test_without_an_average_the_weights_themselves_are_evaluated() -> None:
+    weights = _tensors(0)
+    state = adamw_step(weights, _tensors(1), OptimizerState.initial(weights), OptimizerConfig(), 1e-3).state
+    assert not state.average and not any(name.startswith("average") for name in state.to_tensors())
+    assert evaluated(weights, state.to_tensors()) == weights
+
+
+def test_a_skipped_step_leaves_the_average_alone() -> None:
+    weights = _tensors(0)
+    state = OptimizerState.initial(weights, averaged=True)
+    broken = {name: torch.full_like(w, float("nan")) for name, w in weights.items()}
+    assert adamw_step(weights, broken, state, OptimizerConfig(ema_decay=0.9, ema_every=1), 1e-3).state is state
 
 
 @pytest.mark.parametrize("damage", ["step", "exp_avg.a.lora_A.weight", "exp_avg_sq.b.lora_A.weight"])

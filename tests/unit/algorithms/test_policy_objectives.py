@@ -13,7 +13,7 @@ from digenrl.algorithms.flow_dppo import masked_surrogate
 from digenrl.algorithms.grpo_guard import drift, guarded_ratio
 from digenrl.algorithms.losses import clipped_surrogate, likelihood_ratio
 from digenrl.algorithms.registry import algorithm_of
-from digenrl.algorithms.steps import StepTerms, log_prob, step_terms
+from digenrl.algorithms.steps import Sampler, StepTerms, log_prob, step_terms
 from digenrl.config import AlgorithmConfig, DanceGrpoConfig, FlowDppoConfig, FlowGrpoConfig, GrpoGuardConfig
 
 SECTIONS = [FlowGrpoConfig(), DanceGrpoConfig(), GrpoGuardConfig(), FlowDppoConfig()]
@@ -73,16 +73,18 @@ def test_dppo_equals_the_published_one(case: Case) -> None:
     assert 0 < int(terms.clipped.sum()) < len(ratio)
 
 
-def _drawn(offset: float, steps: tuple[int, ...] = (0, 1, 2, 3), width: int = 4096) -> Replay:
+def _drawn(
+    offset: float, steps: tuple[int, ...] = (0, 1, 2, 3), first: float = 1.0, sampler: Sampler = "flow_sde"
+) -> Replay:
     """Transitions drawn at some steps of a schedule; the mean has moved by `offset` standard deviations."""
-    generator = torch.Generator().manual_seed(0)
-    sigmas = torch.tensor([1.0, 0.9, 0.7, 0.4, 0.2, 0.0], dtype=torch.float64)
-    terms = step_terms("flow_sde", sigmas, torch.tensor(steps), 0.7, 2)
+    generator, width = torch.Generator().manual_seed(0), 4096
+    sigmas = torch.tensor([first, 0.9, 0.7, 0.4, 0.2, 0.0], dtype=torch.float64)
+    terms = step_terms(sampler, sigmas, torch.tensor(steps), 0.7, 2)
     old = torch.randn(len(steps), width, generator=generator, dtype=torch.float64)
     x_next = old + terms.std * torch.randn(old.shape, generator=generator, dtype=torch.float64)
     direction = torch.randn(old.shape, generator=generator, dtype=torch.float64)
     mean = (old + offset * terms.std * direction).requires_grad_()
-    return Replay(mean, log_prob("flow_sde", x_next, mean, terms), old, log_prob("flow_sde", x_next, old, terms), terms)
+    return Replay(mean, log_prob(sampler, x_next, mean, terms), old, log_prob(sampler, x_next, old, terms), terms)
 
 
 @pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.name)
@@ -101,6 +103,19 @@ def test_on_policy_the_ratio_is_one_and_the_surrogate_linear_in_the_advantage(se
     )
     torch.testing.assert_close(ours, linear, rtol=1e-15, atol=0)
     assert not terms.clipped.any()
+
+
+@pytest.mark.parametrize("first", [1.0, 1 - 1e-6])
+@pytest.mark.parametrize("section", SECTIONS, ids=lambda section: section.name)
+def test_the_first_and_the_last_step_are_finite(section: AlgorithmConfig, first: float) -> None:
+    algorithm = algorithm_of(section)
+    replay = _drawn(0.01, (0, 4, 0, 4), first, algorithm.sampler)
+    ratio = algorithm.ratio(replay)
+    terms = algorithm.surrogate(ratio, torch.tensor([1.0, 1.0, -1.0, -1.0], dtype=torch.float64), replay)
+    loss = algorithm.weight(replay) * terms.loss
+    (gradient,) = torch.autograd.grad(loss.sum(), replay.mean)
+    assert all(bool(found.isfinite().all()) for found in (ratio, loss, gradient))
+    assert bool(((ratio - 1).abs() < 0.1).all())
 
 
 def test_guard_centres_what_the_likelihood_ratio_has_below_one() -> None:

@@ -190,6 +190,12 @@ def test_without_a_trust_region_there_is_nothing_to_warn_of() -> None:
     )
 
 
+def test_an_average_that_never_moves_is_a_warning() -> None:
+    (warning,) = warnings_of(load_config("tiny-smoke", ["optimizer.ema_decay=0.9"]))
+    assert warning.endswith("the average moves at every optimizer.ema_every=8 steps, and the run has 4")
+    assert not warnings_of(load_config("tiny-smoke", ["optimizer.ema_decay=0.9", "optimizer.ema_every=4"]))
+
+
 @pytest.mark.parametrize(("name", "key"), [("dance_grpo", "clip_range"), ("flow_dppo", "divergence_threshold")])
 def test_what_bounds_a_step_cannot_act_in_a_single_update(name: str, key: str) -> None:
     (warning,) = warnings_of(load_config("tiny-ocr", [f"algorithm.name={name}", "algorithm.updates_per_iteration=1"]))

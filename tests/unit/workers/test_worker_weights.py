@@ -62,7 +62,7 @@ def test_a_decay_that_begins_late_is_the_adapter_until_then(policy: Policy) -> N
     """Within an iteration it is still what the iteration began with."""
     weights = _weights(policy, "algorithm.old_policy_decay=2")
     _advance(weights, policy, 1)
-    assert weights.behaviour(1).weights is weights.trained(0).weights and weights.behaviour(1).behaviour
+    assert weights.behaviour(1).weights is weights.trained(0).weights and weights.behaviour(1).role == "behaviour"
     _advance(weights, policy, 2)
     assert weights.behaviour(2) == weights.trained(2)
 
