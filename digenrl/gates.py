@@ -9,8 +9,8 @@ enter an accumulator (training), staleness is asserted where the loss is compute
 from __future__ import annotations
 
 from digenrl.config import RunConfig
+from digenrl.contributions import UnitMetrics
 from digenrl.scheduling.units import TrainUnit
-from digenrl.training import UnitMetrics
 
 #: How many times larger than in the first update a gap may become, and what it may be in any case.
 FACTOR, LEAST_LIMIT = 5.0, 1e-6
@@ -45,11 +45,15 @@ class LogProbGate:
         if given is None and theta == self._first_theta:
             self._floor = max(self._floor, gap)
             return None
-        limit = max(LEAST_LIMIT, FACTOR * self._floor) if given is None else given
+        if given is not None:
+            limit, allowed = given, f"gates.max_logp_gap={given:g}"
+        else:
+            limit = FACTOR * self._floor
+            allowed = f"{FACTOR:g} times the {self._floor:.2g} of the first update"
+            if limit < LEAST_LIMIT:
+                limit, allowed = LEAST_LIMIT, f"the {LEAST_LIMIT:g} of rounding"
         if gap <= limit:
             return None
-        first = f"{FACTOR:g} times the {self._floor:.2g} of the first update" if FACTOR * self._floor > limit / 2 else ""
-        allowed = f"gates.max_logp_gap={given:g}" if given is not None else first or f"the {limit:g} of rounding"
         return (
             f"log-probs of {unit.label} on {worker} differ by up to {gap:.2g} from those noted at rollout, more than "
             f"{allowed}: rollout and training do not compute the same ({self._computed}); gates.max_logp_gap sets "
@@ -59,8 +63,10 @@ class LogProbGate:
     def caution(self) -> str | None:
         """A sentence for people, once, if rounding alone is of the size of what the loss tells apart."""
         algorithm = self._config.algorithm
+        if self._cautioned or algorithm.trust_region is None:
+            return None
         region = float(getattr(algorithm, algorithm.trust_region))
-        if self._cautioned or self._floor <= region / 2:
+        if self._floor <= region / 2:
             return None
         self._cautioned = True
         return (

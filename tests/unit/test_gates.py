@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from digenrl.config.load import load_config
+from digenrl.contributions import UnitMetrics
 from digenrl.gates import LogProbGate
 from digenrl.identity import MicroBatchId
 from digenrl.scheduling.units import TrainUnit
-from digenrl.training import UnitMetrics
 
 UNIT = TrainUnit(MicroBatchId("train", 3, 1), (2, 3))
 
