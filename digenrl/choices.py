@@ -69,6 +69,8 @@ def model_of(run_shape: RunShape, profiles: Sequence[Profile]) -> CostModel:
     first = {profile.kind: profile for profile in reversed(profiles)}
     measured = [profile.streamed for profile in profiles if profile.streamed is not None]
     options = {"streamed": max(measured)} if measured else {}
+    if any(profile.off_policy for profile in profiles):
+        options["replay_share"] = 0.0  # it is in what was measured
     return CostModel(run_shape, {kind: profile.costs for kind, profile in first.items()}, **options)
 
 

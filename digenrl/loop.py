@@ -12,7 +12,7 @@ with these.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Hashable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -23,6 +23,7 @@ from digenrl.algorithms.accumulate import NonFiniteGradient
 from digenrl.algorithms.optimizer import OptimizerState, adamw_step
 from digenrl.algorithms.streaming import UpdateAccumulator
 from digenrl.config import RunConfig
+from digenrl.contributions import UnitMetrics
 from digenrl.identity import MicroBatchId, SampleId
 from digenrl.models.embeddings import EmbeddingCache
 from digenrl.models.registry import load_model
@@ -33,7 +34,7 @@ from digenrl.rewards.mix import RewardMix
 from digenrl.rollout import advance, finish, rollout_hash, start_rollout
 from digenrl.scheduling.units import TrainUnit
 from digenrl.scoring import score_micro_batch
-from digenrl.training import UnitMetrics, stream_unit, train_unit
+from digenrl.training import stream_unit, train_unit
 from digenrl.trajectory import Trajectory
 
 
@@ -62,11 +63,13 @@ class IterationResult:
 class LoopResult:
     """The run so far: the adapter, its optimiser state, every iteration, and the held-out scores by version.
 
-    `previous` is the adapter of the version before, under which stale groups of the next iteration are generated.
+    `behaviour` are the weights that generate the samples of the next iteration, the adapter for most algorithms, and
+    `previous` those of the iteration before, under which its stale groups are generated.
     """
 
     adapter: NumberedAdapter
     optimizer: OptimizerState
+    behaviour: NumberedAdapter
     previous: NumberedAdapter | None = None
     iterations: list[IterationResult] = field(default_factory=list)
     evaluations: dict[int, dict[SampleId, Score]] = field(default_factory=dict)
@@ -84,10 +87,9 @@ def train(config: RunConfig, *, on_iteration: Callable[[LoopResult], None] | Non
         RuntimeError: a gate stopped the run.
     """
     run = _Run(config)
-    weights = run.policy.initial_adapter()
-    result = LoopResult(
-        NumberedAdapter(0, weights), OptimizerState.initial(weights, averaged=config.optimizer.ema_decay is not None)
-    )
+    start = NumberedAdapter(0, run.policy.initial_adapter())
+    optimizer = OptimizerState.initial(start.weights, averaged=config.optimizer.ema_decay is not None)
+    result = LoopResult(start, optimizer, start)
     for version in range(config.iterations + 1):
         if version > 0:
             result.iterations.append(run.iterate(result, version - 1))
@@ -114,7 +116,7 @@ class _Run:
 
     def iterate(self, result: LoopResult, iteration: int) -> IterationResult:
         # What samples are generated with, by version: the newest, and for stale groups the one before.
-        versions = {iteration: result.adapter}
+        versions = {iteration: result.behaviour}
         if result.previous is not None:
             versions[iteration - 1] = result.previous
         done = IterationResult(iteration)
@@ -122,8 +124,7 @@ class _Run:
         for micro_batch in self.shape.micro_batches(iteration):
             started = time.perf_counter()
             version = self.shape.version_of(micro_batch)
-            adapter = versions[version]
-            trajectory, images = self.roll_out(micro_batch, version, adapter.weights, adapter.theta)
+            trajectory, images = self.roll_out(micro_batch, version, versions[version])
             done.seconds["rollout"] += time.perf_counter() - started
             started = time.perf_counter()
             done.scores |= self.score(trajectory, images)
@@ -138,22 +139,29 @@ class _Run:
             self._check_updates([*result.iterations, done])
         done.seconds["train"] = time.perf_counter() - started
         result.previous = versions[iteration]
+        result.behaviour = self.behaviour(result.behaviour, result.adapter)
         return done
+
+    def behaviour(self, old: NumberedAdapter, current: NumberedAdapter) -> NumberedAdapter:
+        """What generates the samples of the next iteration, `old` having generated those of the last."""
+        weights = runspec.behaviour_after(self.config, current.theta, old.weights, current.weights)
+        return current if weights is None else NumberedAdapter(current.theta, weights, "behaviour")
 
     def evaluate(self, version: int, result: LoopResult) -> dict[SampleId, Score]:
         scores: dict[SampleId, Score] = {}
-        weights, theta = result.optimizer.average or result.adapter.weights, result.adapter.theta
-        tag = ("average", theta) if result.optimizer.average else theta
+        adapter = result.adapter
+        if result.optimizer.average:
+            adapter = NumberedAdapter(adapter.theta, result.optimizer.average, "average")
         for micro_batch in self.shape.eval_micro_batches(version):
-            scores |= self.score(*self.roll_out(micro_batch, version, weights, tag))
+            scores |= self.score(*self.roll_out(micro_batch, version, adapter))
         return scores
 
     def roll_out(
-        self, micro_batch: MicroBatchId, version: int, weights: Adapter, tag: Hashable
+        self, micro_batch: MicroBatchId, version: int, adapter: NumberedAdapter
     ) -> tuple[Trajectory, NDArray[np.uint8]]:
         spec = runspec.rollout_spec(self.config, self.shape, self.policy.model, micro_batch, version)
         embeddings = self.embeddings.encode([prompt.text for prompt in self.prompts_of(micro_batch)])
-        self.policy.bind(weights, tag)
+        self.policy.bind(adapter.weights, adapter.tag)
         state = start_rollout(self.policy, spec)
         return finish(self.policy, spec, advance(self.policy, spec, state, embeddings, 0, spec.num_steps))
 
@@ -205,11 +213,12 @@ class _Run:
         metrics = UnitMetrics()
         for micro_batch in (m for m in trajectories if self.shape.group_of(m) in groups):
             for unit in self.shape.train_units(micro_batch):
+                old = versions[self.shape.version_of(micro_batch)]
                 if self.config.schedule.streams and self.shape.on_policy(micro_batch):
                     rewards = {s: r.value for s in advantages.values if isinstance(r := scores[s], Scored)}
-                    metrics += self.stream(accumulator, unit, current, trajectories[micro_batch], rewards, baseline)
+                    trajectory = trajectories[micro_batch]
+                    metrics += self.stream(accumulator, unit, current, old, trajectory, rewards, baseline)
                 else:
-                    old = versions[self.shape.version_of(micro_batch)]
                     metrics += self.train(accumulator, unit, current, old, trajectories[micro_batch], advantages.values)
         if self.config.schedule.streams:
             accumulator.close(dict(zip(scope, advantages.statistics, strict=True)))
@@ -245,6 +254,7 @@ class _Run:
         accumulator: UpdateAccumulator[TrainUnit],
         unit: TrainUnit,
         current: NumberedAdapter,
+        old: NumberedAdapter,
         trajectory: Trajectory,
         rewards: Mapping[SampleId, float],
         baseline: float,
@@ -258,6 +268,7 @@ class _Run:
             rewards,
             baseline=baseline,
             current=current,
+            old=old,
             algorithm=self.config.algorithm,
             guidance_scale=self.config.model.guidance_scale,
             normaliser=runspec.normaliser(self.config),

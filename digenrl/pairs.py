@@ -2,6 +2,7 @@
 
     gather      trajectory x steps -> Pairs, samples that take no part left out
     Pairs       mean and log-prob under the bound adapter; gradients, checked
+    check_finite, gradient_of    the checks, of any pairs
 
 Shapes: N pairs (sample, step) of the unit, ordered by step, then sample; D latent shape of one sample.
 """
@@ -14,7 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from digenrl.algorithms.accumulate import NonFiniteGradient
-from digenrl.algorithms.base import Algorithm
+from digenrl.algorithms.base import PolicyGradient
 from digenrl.algorithms.steps import Sampler, StepTerms, log_prob, step_mean, step_terms
 from digenrl.identity import MicroBatchId, SampleId
 from digenrl.models.base import Embeddings
@@ -68,12 +69,7 @@ class Pairs:
         Raises:
             NonFiniteGradient: naming the first that is not.
         """
-        bad = (~losses.detach().isfinite()).nonzero().flatten().tolist()
-        if bad:
-            raise NonFiniteGradient(
-                f"the loss of {len(bad)} of {len(self.steps)} (sample, step) pairs of {self.micro_batch.label} is "
-                f"not finite, the first at step {self.steps[bad[0]]} of {self.samples[bad[0]]}"
-            )
+        check_finite(losses, self.micro_batch, self.samples, self.steps)
 
     def gradient(self, policy: Policy, loss: torch.Tensor, *, retain_graph: bool = False) -> Adapter:
         """Of a scalar, by parameter name, in the adapter's dtype.
@@ -81,19 +77,46 @@ class Pairs:
         Raises:
             NonFiniteGradient: naming the parameter.
         """
-        parameters = policy.trainable()
-        # Materialised: the last block's text projections, for one, reach no output and have no gradient.
-        found = torch.autograd.grad(
-            loss, list(parameters.values()), retain_graph=retain_graph, allow_unused=True, materialize_grads=True
+        return gradient_of(policy, loss, self.micro_batch, self.steps, retain_graph=retain_graph)
+
+
+def check_finite(
+    losses: torch.Tensor, micro_batch: MicroBatchId, samples: Sequence[SampleId], steps: Sequence[int]
+) -> None:
+    """See that the (N,) terms of a loss of these pairs are finite.
+
+    Raises:
+        NonFiniteGradient: naming the first that is not.
+    """
+    bad = (~losses.detach().isfinite()).nonzero().flatten().tolist()
+    if bad:
+        raise NonFiniteGradient(
+            f"the loss of {len(bad)} of {len(steps)} (sample, step) pairs of {micro_batch.label} is "
+            f"not finite, the first at step {steps[bad[0]]} of {samples[bad[0]]}"
         )
-        gradient = dict(zip(parameters, found, strict=True))
-        for name, tensor in gradient.items():
-            if not bool(tensor.isfinite().all()):
-                raise NonFiniteGradient(
-                    f"the gradient of {name} from {self.micro_batch.label}, steps {sorted(set(self.steps))}, "
-                    f"is not finite although the loss is"
-                )
-        return gradient
+
+
+def gradient_of(
+    policy: Policy, loss: torch.Tensor, micro_batch: MicroBatchId, steps: Sequence[int], *, retain_graph: bool = False
+) -> Adapter:
+    """Of a scalar made of these pairs, by parameter name, in the adapter's dtype.
+
+    Raises:
+        NonFiniteGradient: naming the parameter.
+    """
+    parameters = policy.trainable()
+    # Materialised: the last block's text projections, for one, reach no output and have no gradient.
+    found = torch.autograd.grad(
+        loss, list(parameters.values()), retain_graph=retain_graph, allow_unused=True, materialize_grads=True
+    )
+    gradient = dict(zip(parameters, found, strict=True))
+    for name, tensor in gradient.items():
+        if not bool(tensor.isfinite().all()):
+            raise NonFiniteGradient(
+                f"the gradient of {name} from {micro_batch.label}, steps {sorted(set(steps))}, "
+                f"is not finite although the loss is"
+            )
+    return gradient
 
 
 def gather(
@@ -101,7 +124,7 @@ def gather(
     embeddings: Embeddings,
     steps: Sequence[int],
     weights: Mapping[SampleId, float],
-    algorithm: Algorithm,
+    algorithm: PolicyGradient,
     device: torch.device,
 ) -> Pairs | None:
     """Some of a trajectory's steps, for the samples that have a weight; None if no pair is left.

@@ -16,6 +16,7 @@ import hashlib
 from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import nn
@@ -35,10 +36,22 @@ _SLOT = "digenrl"
 
 @dataclass(frozen=True)
 class NumberedAdapter:
-    """The adapter that optimiser step number `theta` made; theta 0 is the run's start."""
+    """The adapter that optimiser step number `theta` made; theta 0 is the run's start.
+
+    Attributes:
+        theta: number of the step.
+        weights: of the adapter, or of what stands for it:
+        role: "behaviour" generates samples when `theta` is published, "average" is evaluated.
+    """
 
     theta: int
     weights: Adapter
+    role: Literal["adapter", "behaviour", "average"] = "adapter"
+
+    @property
+    def tag(self) -> Hashable:
+        """Equal tags name equal weights, for the life of a run."""
+        return self.theta if self.role == "adapter" else (self.theta, self.role)
 
 
 class Policy:
@@ -180,10 +193,12 @@ class Policy:
             layer.enable_adapters(enabled)
 
 
-def adapter_hash(adapter: Mapping[str, torch.Tensor]) -> str:
-    """SHA-256 over names, dtypes, shapes and bytes, in the order of names."""
+def adapter_hash(adapter: Mapping[str, torch.Tensor], behaviour: Mapping[str, torch.Tensor] | None = None) -> str:
+    """SHA-256 over names, dtypes, shapes and bytes, in the order of names; of `behaviour` too where there is one."""
     names = sorted(adapter)
     content = "\n".join([*names, tensor_hash(*(adapter[name] for name in names))])
+    if behaviour is not None:
+        content += f"\n{adapter_hash(behaviour)}"
     return hashlib.sha256(content.encode()).hexdigest()
 
 

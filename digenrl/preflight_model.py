@@ -19,6 +19,7 @@ from typing import Any
 from digenrl.config import LoraConfig, ModelConfig
 from digenrl.config.errors import nearest, shown
 from digenrl.models.checkpoint import CheckpointError, locate
+from digenrl.models.registry import family_of
 from digenrl.preflight_hub import hub_cache, hub_problem
 
 _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*/[\w.-]+")
@@ -65,9 +66,12 @@ def _cached(hub_id: str) -> Path | None:
 def _folder_problems(model: ModelConfig, lora: LoraConfig, folder: Path) -> list[str]:
     try:
         vae, transformer = (_read_json(folder / part / "config.json") for part in ("vae", "transformer"))
-        _read_json(folder / "model_index.json")
+        found = _read_json(folder / "model_index.json").get("_class_name")
     except (OSError, ValueError) as error:
         return [f"model.path={model.path} must be a diffusers pipeline saved by save_pretrained: {error}"]
+    expected = family_of(model.family).pipeline
+    if found is not None and found != expected:
+        return [f"model.family={model.family} needs a {expected}, but model.path={model.path} holds a {found}"]
     return _size_problems(model, vae, transformer) + _target_problems(model, lora, folder / "transformer")
 
 
@@ -84,20 +88,12 @@ def _read_json(path: Path) -> dict[str, Any]:
 
 
 def _size_problems(model: ModelConfig, vae: dict[str, Any], transformer: dict[str, Any]) -> list[str]:
-    """Height and width must be whole patches, and no more of them than there are positions."""
-    patch = int(transformer.get("patch_size", 1))
-    scale = 2 ** (len(vae.get("block_out_channels", [0])) - 1)
-    unit, problems = scale * patch, []
-    for name, value in (("height", model.height), ("width", model.width)):
-        if value % unit:
-            closest = max(unit, round(value / unit) * unit)
-            problems.append(
-                f"model.{name} must be a multiple of {unit} for {model.path} "
-                f"(VAE factor {scale} x patch {patch}), got {value}; the nearest is {closest}"
-            )
-        elif (most := transformer.get("pos_embed_max_size")) is not None and value > most * unit:
-            problems.append(f"model.{name} must be at most {most * unit} for {model.path}, got {value}")
-    return problems
+    """Whole patches, and no more of them than there are positions."""
+    try:
+        rule = family_of(model.family).sizes(vae, transformer)
+    except (KeyError, TypeError) as error:
+        return [f"model.path={model.path} holds no {model.family} checkpoint: its sizes cannot be read ({error!r})"]
+    return rule.problems(model.height, model.width, model.frames, model.path)
 
 
 def _target_problems(model: ModelConfig, lora: LoraConfig, transformer: Path) -> list[str]:

@@ -13,11 +13,12 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
 from digenrl import runspec
+from digenrl.algorithms.registry import algorithm_of
 from digenrl.config import RunConfig
 from digenrl.identity import SampleId
 from digenrl.models.embeddings import EmbeddingCache
@@ -52,11 +53,13 @@ class Profile:
         kind: its type.
         costs: what was measured, None for the rest. Timestep batches that do not fit its memory are left out.
         streamed: how many times as long a train unit takes before its group is complete; None: not measured.
+        off_policy: whether train units were timed with a forward pass under other weights, which all of them make.
     """
 
     kind: str
     costs: KindCosts
     streamed: float | None = None
+    off_policy: bool = False
 
 
 def measure(
@@ -81,11 +84,12 @@ def measure(
     bench = _Bench(policy, config, run_shape, prompts)
     rollout_step_s, train_s = bench.rollout_step_s(), bench.train_s()
     if not everything:
-        return Profile(kind, KindCosts(rollout_step_s=rollout_step_s, train_s=train_s))
+        return Profile(kind, KindCosts(rollout_step_s=rollout_step_s, train_s=train_s), off_policy=bench.off_policy)
     decode_s, score_s = bench.decode_and_score_s()
     costs = KindCosts(rollout_step_s=rollout_step_s, train_s=train_s, decode_s=decode_s, score_s=score_s)
     batch = best_timestep_batch(train_s)
-    return Profile(kind, costs, bench.streamed_s(batch) / train_s[batch] if train_s else None)
+    streamed = bench.streamed_s(batch) / train_s[batch] if train_s else None
+    return Profile(kind, costs, streamed, off_policy=bench.off_policy)
 
 
 def best_timestep_batch(train_s: Mapping[int, float]) -> int:
@@ -112,7 +116,9 @@ class _Bench:
         self._spec = runspec.rollout_spec(config, run_shape, policy.model, micro_batch, micro_batch.iteration)
         self._embeddings = EmbeddingCache(policy.model).encode([prompt.text for prompt in prompts])
         self._adapter = NumberedAdapter(_THROWN_AWAY, policy.initial_adapter())
-        policy.bind(self._adapter.weights, self._adapter.theta)
+        self.off_policy = algorithm_of(config.algorithm).lags
+        self._old = replace(self._adapter, role="behaviour" if self.off_policy else "adapter")
+        policy.bind(self._adapter.weights, self._adapter.tag)
         self._start = start_rollout(policy, self._spec)
 
     def rollout_step_s(self) -> float:
@@ -146,6 +152,7 @@ class _Bench:
                 algorithm=self._config.algorithm,
                 guidance_scale=self._config.model.guidance_scale,
                 normaliser=runspec.normaliser(self._config),
+                old=self._old,
             )
         )
 
@@ -173,7 +180,7 @@ class _Bench:
             self._spec.steps[:batch],
             self._weights,
             current=self._adapter,
-            old=self._adapter,
+            old=self._old,
             algorithm=self._config.algorithm,
             guidance_scale=self._config.model.guidance_scale,
             normaliser=runspec.normaliser(self._config),
@@ -221,4 +228,5 @@ def _trajectory(spec: RolloutSpec, latents: torch.Tensor) -> Trajectory:
         next_latents=still,
         log_probs=latents.new_zeros((count, len(latents))),
         finite=torch.ones(len(latents), dtype=torch.bool),
+        clean=latents if spec.keep_clean else latents.new_empty((0, *latents.shape[1:])),
     )

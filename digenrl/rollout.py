@@ -1,4 +1,4 @@
-"""Rollout: denoise one micro-batch, stochastically at some steps and by Euler steps elsewhere.
+"""Rollout: denoise one micro-batch, stochastically at some steps and by steps of an ODE solver elsewhere.
 
     RolloutSpec     everything that determines the samples, apart from the weights and the prompts
     start_rollout   initial noise
@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
+from digenrl.algorithms.dpm_solver import predict_clean, solver_step, solver_terms
 from digenrl.algorithms.steps import Sampler, euler_step, log_prob, sample_next, step_terms
 from digenrl.identity import MicroBatchId, SampleId, normal
 from digenrl.models.base import Embeddings, Geometry
@@ -37,11 +38,13 @@ class RolloutSpec:
         version: version of the weights that generate it; the caller binds them.
         sigmas: (T+1,) float32, decreasing, ending in 0.
         stochastic: the steps that are drawn; empty for evaluation.
-        steps: the K of them that are kept for training, increasing.
+        steps: the K steps that are kept for training, increasing: transitions of stochastic ones.
         sampler: how a stochastic step is drawn.
         noise_level: its noise level a.
         guidance_scale: see FlowModel.velocity.
         geometry: size of the samples.
+        multistep_from: deterministic steps from this one on are of second order (DPM-Solver++), None: Euler steps.
+        keep_clean: the latent that is decoded is kept for training, instead of transitions.
     """
 
     micro_batch: MicroBatchId
@@ -54,6 +57,8 @@ class RolloutSpec:
     noise_level: float
     guidance_scale: float
     geometry: Geometry
+    multistep_from: int | None = None
+    keep_clean: bool = False
 
     @property
     def num_steps(self) -> int:
@@ -71,6 +76,7 @@ class RolloutState:
         entered: latents (B, *D) that entered each kept step taken so far.
         left: latents (B, *D) that left it.
         log_probs: (B,) of each.
+        predicted: (B, *D) clean latent predicted at the step before, if that was of the multistep solver.
     """
 
     step: int
@@ -78,6 +84,7 @@ class RolloutState:
     entered: tuple[torch.Tensor, ...] = ()
     left: tuple[torch.Tensor, ...] = ()
     log_probs: tuple[torch.Tensor, ...] = ()
+    predicted: torch.Tensor | None = None
 
 
 def start_rollout(policy: Policy, spec: RolloutSpec) -> RolloutState:
@@ -134,17 +141,18 @@ def finish(policy: Policy, spec: RolloutSpec, state: RolloutState) -> tuple[Traj
         version=spec.version,
         sigmas=spec.sigmas,
         steps=spec.steps,
-        latents=torch.stack(state.entered) if spec.steps else nothing,
-        next_latents=torch.stack(state.left) if spec.steps else nothing,
-        log_probs=torch.stack(state.log_probs) if spec.steps else nothing.new_empty((0, len(spec.samples))),
+        latents=torch.stack(state.entered) if state.entered else nothing,
+        next_latents=torch.stack(state.left) if state.left else nothing,
+        log_probs=torch.stack(state.log_probs) if state.log_probs else nothing.new_empty((0, len(spec.samples))),
         finite=decoded.finite,
+        clean=state.latents if spec.keep_clean else state.latents.new_empty((0, *state.latents.shape[1:])),
     )
     return trajectory, decoded.images.numpy()
 
 
 def rollout_hash(trajectory: Trajectory, images: NDArray[np.uint8]) -> str:
-    """SHA-256 over everything a rollout computed: latents, log-probs and images."""
-    made = (trajectory.latents, trajectory.next_latents, trajectory.log_probs, trajectory.finite)
+    """SHA-256 over everything a rollout leaves: latents, log-probs and images."""
+    made = (trajectory.latents, trajectory.next_latents, trajectory.log_probs, trajectory.finite, trajectory.clean)
     return tensor_hash(trajectory.sigmas, *made, torch.from_numpy(images))
 
 
@@ -155,7 +163,7 @@ def _take_step(
     index = torch.full((len(latents),), step, device=latents.device)
     velocity = policy.velocity(latents, sigmas[index], embeddings, spec.guidance_scale)
     if step not in spec.stochastic:
-        return replace(state, step=step + 1, latents=euler_step(sigmas, index, latents, velocity))
+        return _deterministic(spec, state, sigmas, index, velocity)
     terms = step_terms(spec.sampler, sigmas, index, spec.noise_level, latents.ndim)
     after, mean = sample_next(terms, latents, velocity, _noise(policy, spec, "step", step))
     if step not in spec.steps:
@@ -168,6 +176,17 @@ def _take_step(
         # Of the very float32 latent that is stored: scoring one and storing a narrower one moves the log-prob.
         log_probs=(*state.log_probs, log_prob(spec.sampler, after, mean, terms)),
     )
+
+
+def _deterministic(
+    spec: RolloutSpec, state: RolloutState, sigmas: torch.Tensor, index: torch.Tensor, velocity: torch.Tensor
+) -> RolloutState:
+    if spec.multistep_from is None or state.step < spec.multistep_from:
+        return replace(state, step=state.step + 1, latents=euler_step(sigmas, index, state.latents, velocity))
+    predicted = predict_clean(sigmas, index, state.latents, velocity)
+    terms = solver_terms(sigmas, index, state.latents.ndim)
+    latents = solver_step(terms, state.latents, predicted, state.predicted)
+    return replace(state, step=state.step + 1, latents=latents, predicted=predicted)
 
 
 def _noise(policy: Policy, spec: RolloutSpec, purpose: str, step: int) -> torch.Tensor:

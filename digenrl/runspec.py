@@ -9,6 +9,7 @@
     group_scores       scores by group, failed samples left out
     advantages_of      advantages of the samples that take part in training
     advantage_rule     the same in the form the scheduler asks for
+    behaviour_after    weights that generate samples after an optimiser step, where they are not the trained ones
     learning_rate      of an iteration
     layout_of          roles and order
     scheduler_of       the state machine that drives the run
@@ -23,11 +24,13 @@ from dataclasses import replace
 
 from digenrl.algorithms.advantages import AdvantageRule, Advantages, group_advantages, mixed_advantages
 from digenrl.algorithms.base import Steps
+from digenrl.algorithms.nft import old_policy_update
 from digenrl.algorithms.optimizer import learning_rate as schedule_learning_rate
 from digenrl.algorithms.registry import algorithm_of
 from digenrl.config import RunConfig
 from digenrl.identity import MicroBatchId, SampleId, seed_of
 from digenrl.models.base import FlowModel, Geometry
+from digenrl.policy import Adapter
 from digenrl.prompts import prompts_of_iteration
 from digenrl.rewards.base import PromptRecord, Score, Scored
 from digenrl.rollout import RolloutSpec
@@ -94,7 +97,7 @@ def _timestep_batch(config: RunConfig) -> int:
 
 def geometry(config: RunConfig) -> Geometry:
     """Size of the samples."""
-    return Geometry(config.model.height, config.model.width)
+    return Geometry(config.model.height, config.model.width, config.model.frames)
 
 
 def adapter_seed(config: RunConfig) -> int:
@@ -112,9 +115,10 @@ def normaliser(config: RunConfig) -> int:
 def rollout_spec(
     config: RunConfig, run_shape: RunShape, model: FlowModel, micro_batch: MicroBatchId, version: int
 ) -> RolloutSpec:
-    """The rollout of a micro-batch under weights `version`. Evaluations have no stochastic step."""
+    """The rollout of a micro-batch under weights `version`. Evaluations take nothing but Euler steps."""
     rules, size = algorithm_of(config.algorithm), geometry(config)
-    if micro_batch.phase == "eval":
+    evaluates = micro_batch.phase == "eval"
+    if evaluates:
         sigmas, steps = model.sigmas(run_shape.eval_num_steps, size), Steps((), ())
     else:
         own = rules.sigmas()
@@ -131,6 +135,8 @@ def rollout_spec(
         noise_level=rules.noise_level,
         guidance_scale=config.model.guidance_scale,
         geometry=size,
+        multistep_from=steps.multistep_from,
+        keep_clean=rules.forward and not evaluates,
     )
 
 
@@ -166,7 +172,8 @@ def group_scores(
 def advantages_of(config: RunConfig, groups: Sequence[Mapping[SampleId, Scored]]) -> Advantages[SampleId]:
     """Advantages by the run's rule. With scope `update` or `iteration`, give exactly the groups of that scope.
 
-    Groups of zero variance have no policy term. Their samples stay, with advantage 0, only if the run has a KL term.
+    Groups of zero variance have no policy gradient. Their samples stay, with advantage 0, only if something else of the
+    loss does not vanish with it: a KL term, or all of it on the forward process, where 0 is neither good nor bad.
     """
     rule = _rule(config)
     if config.algorithm.reward_aggregation == "advantages":
@@ -174,7 +181,7 @@ def advantages_of(config: RunConfig, groups: Sequence[Mapping[SampleId, Scored]]
         found = mixed_advantages(parts, [term.weight for term in config.rewards], rule)
     else:
         found = group_advantages([{sample: score.value for sample, score in group.items()} for group in groups], rule)
-    if config.algorithm.kl_beta > 0:
+    if config.algorithm.kl_beta > 0 or algorithm_of(config.algorithm).forward:
         return found
     silent = {sample for position in found.zero_variance for sample in groups[position]}
     return replace(found, values={s: a for s, a in found.values.items() if s not in silent})
@@ -207,6 +214,29 @@ def advantage_rule(config: RunConfig) -> AdvantageFn:
         return Verdict(found.values, excluded, found.statistics)
 
     return judge
+
+
+def behaviour_after(config: RunConfig, theta: int, old: Adapter, current: Adapter) -> Adapter | None:
+    """Weights that generate samples when `theta` is published, where they are not the adapter `theta` itself.
+
+    Within an iteration they stay as they are; they follow the adapter at its end.
+
+    Args:
+        config: the run's configuration.
+        theta: the optimiser step that was taken, skipped ones included.
+        old: the weights that generated samples before it.
+        current: the adapter it made.
+
+    Returns:
+        None: nothing but adapters generates samples, or from here on it is `current`.
+    """
+    rules = algorithm_of(config.algorithm)
+    if not rules.lags:
+        return None
+    if theta % config.algorithm.updates_per_iteration:
+        return old
+    decay = rules.decay_after(theta)
+    return old_policy_update(old, current, decay) if decay > 0 else None
 
 
 def learning_rate(config: RunConfig, iteration: int) -> float:

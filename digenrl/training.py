@@ -2,7 +2,9 @@
 
     train_unit      micro-batch x timesteps -> Contribution, in one batched forward and backward pass
     stream_unit     the same before the advantages are known -> StreamedContribution
-    UnitMetrics     sums and counts; add them up over units, then read the means
+
+What a unit leaves is described in `digenrl.contributions`. Algorithms without likelihoods train in
+`digenrl.forward_training`; what follows is about the others.
 
 The optimiser step itself is `digenrl.algorithms.optimizer.adamw_step`.
 
@@ -18,101 +20,24 @@ else is an error here, where the loss is computed.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import replace
 
 import torch
 
 from digenrl.algorithms.base import Replay
+from digenrl.algorithms.diffusion_nft import DiffusionNft
 from digenrl.algorithms.losses import PolicyTerms, gaussian_kl, normalised_loss
-from digenrl.algorithms.registry import algorithm_of
+from digenrl.algorithms.registry import policy_gradient_of
 from digenrl.algorithms.streaming import StreamedGradient
-from digenrl.config import AlgorithmConfig
+from digenrl.config import AlgorithmConfig, DiffusionNftConfig
+from digenrl.config.algorithm import GrpoSection
+from digenrl.contributions import Contribution, StreamedContribution, UnitMetrics, check_staleness
+from digenrl.forward_training import stream_forward, train_forward
 from digenrl.identity import SampleId
 from digenrl.models.base import Embeddings
 from digenrl.pairs import Pairs, gather
-from digenrl.policy import Adapter, NumberedAdapter, Policy
+from digenrl.policy import NumberedAdapter, Policy
 from digenrl.trajectory import Trajectory
-
-
-@dataclass(frozen=True)
-class UnitMetrics:
-    """Sums over (sample, step) pairs; `a + b` are those of both units. Fields named `max` are maxima.
-
-    Attributes:
-        pairs: number of pairs.
-        loss: sum of loss terms, before the division by the update's size.
-        ratio: sum of ratios.
-        ratio_max: largest ratio.
-        clipped: pairs outside the region in which the policy may move, e.g. whose ratio lies outside the clip range.
-        approx_kl: sum of half the squared change of the log-prob since the rollout's weights.
-        logp_gap: sum of |log p at training - log p at rollout|, both under the rollout's weights.
-        logp_gap_max: the largest.
-        kl: sum of KLs to the base model (0 where kl_beta is 0).
-        stale: pairs whose sample is one version old.
-    """
-
-    pairs: int = 0
-    loss: float = 0.0
-    ratio: float = 0.0
-    ratio_max: float = 0.0
-    clipped: int = 0
-    approx_kl: float = 0.0
-    logp_gap: float = 0.0
-    logp_gap_max: float = 0.0
-    kl: float = 0.0
-    stale: int = 0
-
-    @property
-    def staleness(self) -> dict[int, int]:
-        """Histogram: how many versions old -> number of pairs."""
-        return {0: self.pairs - self.stale, 1: self.stale}
-
-    def __add__(self, other: UnitMetrics) -> UnitMetrics:
-        merged = {}
-        for field in fields(self):
-            own, others = getattr(self, field.name), getattr(other, field.name)
-            merged[field.name] = max(own, others) if field.name.endswith("_max") else own + others
-        return UnitMetrics(**merged)
-
-    def means(self) -> dict[str, float]:
-        """Means per pair (maxima as they are); empty if there are no pairs."""
-        if not self.pairs:
-            return {}
-        values = {field.name: getattr(self, field.name) for field in fields(self)}
-        return {
-            name: value if name.endswith("_max") or name == "pairs" else value / self.pairs
-            for name, value in values.items()
-        }
-
-
-class StalenessError(ValueError):
-    """A trajectory was not generated under the weights it should have been."""
-
-
-@dataclass(frozen=True, eq=False)
-class Contribution:
-    """What one train unit adds to its update.
-
-    Attributes:
-        gradient: of the update's loss, by parameter name, in the adapter's dtype; zeros if no sample took part.
-        metrics: of the pairs that took part.
-    """
-
-    gradient: Adapter
-    metrics: UnitMetrics
-
-
-@dataclass(frozen=True, eq=False)
-class StreamedContribution:
-    """The same of a unit whose group is not complete: its advantages are put in later.
-
-    Attributes:
-        gradient: shares of the group's sums; None if no sample took part.
-        metrics: of the pairs that took part. The policy part of their loss is not known; over a whole group it is 0.
-    """
-
-    gradient: StreamedGradient | None
-    metrics: UnitMetrics
 
 
 def train_unit(
@@ -135,11 +60,11 @@ def train_unit(
         policy: the policy.
         trajectory: of the micro-batch.
         embeddings: of its B prompts.
-        steps: steps to train, all of them stochastic in the trajectory.
+        steps: steps to train, all of them among those of the trajectory.
         advantages: of the samples that take part. Others are left out before the forward pass: their latents may not
             be finite, and 0 * NaN is NaN. A sample of a zero-variance group is passed with 0.0 if its KL counts.
         current: the adapter to differentiate.
-        old: the adapter that generated the trajectory; with the same theta, the ratio is identically 1.
+        old: the adapter that generated the trajectory; with the same tag, the ratio is identically 1.
         algorithm: how its steps were drawn, and the loss.
         guidance_scale: as in the rollout.
         normaliser: nominal number of pairs of the whole update, see `digenrl.runspec.normaliser`.
@@ -150,18 +75,32 @@ def train_unit(
         NonFiniteGradient: a loss or a gradient is not finite. Nothing may be added to an accumulator.
         ValueError: a step is not in the trajectory.
     """
-    _check_staleness(trajectory, staleness)
-    rules = algorithm_of(algorithm)
+    check_staleness(trajectory, staleness)
+    if isinstance(algorithm, DiffusionNftConfig):
+        return train_forward(
+            policy,
+            trajectory,
+            embeddings,
+            steps,
+            advantages,
+            current=current,
+            old=old,
+            algorithm=DiffusionNft(algorithm),
+            guidance_scale=guidance_scale,
+            normaliser=normaliser,
+            staleness=staleness,
+        )
+    rules = policy_gradient_of(algorithm)
     pairs = gather(trajectory, embeddings, steps, advantages, rules, policy.device)
     if pairs is None:
         zeros = {name: torch.zeros_like(p, requires_grad=False) for name, p in policy.trainable().items()}
         return Contribution(zeros, UnitMetrics())
     old_mean = None
-    if old.theta != current.theta:
-        policy.bind(old.weights, old.theta)
+    if old.tag != current.tag:
+        policy.bind(old.weights, old.tag)
         with torch.no_grad():
             old_mean = pairs.mean(policy, guidance_scale)
-    policy.bind(current.weights, current.theta)
+    policy.bind(current.weights, current.tag)
     mean, kl = _mean_and_kl(policy, pairs, algorithm, guidance_scale)
     replay = _replay(pairs, mean, old_mean)
     terms = rules.surrogate(rules.ratio(replay), pairs.weights, replay)
@@ -185,6 +124,7 @@ def stream_unit(
     algorithm: AlgorithmConfig,
     guidance_scale: float,
     normaliser: int,
+    old: NumberedAdapter | None = None,
 ) -> StreamedContribution:
     """What `train_unit` yields where the ratio is identically 1, before the advantages are known.
 
@@ -194,20 +134,35 @@ def stream_unit(
         policy, trajectory, embeddings, steps, algorithm, guidance_scale, normaliser: as in `train_unit`.
         rewards: of the samples that take part.
         baseline: what is subtracted from them; one constant for a whole group, near its mean.
-        current: the adapter that generated the trajectory, and that is differentiated.
+        current: the adapter that is differentiated, and that generated the trajectory, unless
+        old: another did, which only an algorithm without likelihoods allows.
 
     Raises:
         StalenessError: the trajectory is not of the version of its iteration.
         NonFiniteGradient: a log-prob, KL or gradient is not finite.
         ValueError: a step is not in the trajectory.
     """
-    _check_staleness(trajectory, 0)
+    check_staleness(trajectory, 0)
     centred = {sample: reward - baseline for sample, reward in rewards.items()}
-    rules = algorithm_of(algorithm)
+    if isinstance(algorithm, DiffusionNftConfig):
+        return stream_forward(
+            policy,
+            trajectory,
+            embeddings,
+            steps,
+            centred,
+            baseline=baseline,
+            current=current,
+            old=old or current,
+            algorithm=DiffusionNft(algorithm),
+            guidance_scale=guidance_scale,
+            normaliser=normaliser,
+        )
+    rules = policy_gradient_of(algorithm)
     pairs = gather(trajectory, embeddings, steps, centred, rules, policy.device)
     if pairs is None:
         return StreamedContribution(None, UnitMetrics())
-    policy.bind(current.weights, current.theta)
+    policy.bind(current.weights, current.tag)
     mean, kl = _mean_and_kl(policy, pairs, algorithm, guidance_scale)
     replay = _replay(pairs, mean, None)
     ratio = rules.ratio(replay)
@@ -234,7 +189,7 @@ def _replay(pairs: Pairs, mean: torch.Tensor, old_mean: torch.Tensor | None) -> 
 
 
 def _mean_and_kl(
-    policy: Policy, pairs: Pairs, algorithm: AlgorithmConfig, guidance_scale: float
+    policy: Policy, pairs: Pairs, algorithm: GrpoSection, guidance_scale: float
 ) -> tuple[torch.Tensor, torch.Tensor | None]:
     """(N, *D) mean of the transitions with gradient, and (N,) KL to the base model if it has a weight."""
     if algorithm.kl_beta == 0:
@@ -243,15 +198,6 @@ def _mean_and_kl(
         reference = pairs.mean(policy, guidance_scale)
     mean = pairs.mean(policy, guidance_scale)
     return mean, gaussian_kl(mean, reference, pairs.terms, algorithm.kl_convention)
-
-
-def _check_staleness(trajectory: Trajectory, staleness: int) -> None:
-    found = trajectory.micro_batch.iteration - trajectory.version
-    if found != staleness or staleness not in (0, 1):
-        raise StalenessError(
-            f"{trajectory.micro_batch.label} was generated under version {trajectory.version}, so it is {found} "
-            f"versions old; it must be {staleness}, and never more than 1"
-        )
 
 
 @torch.no_grad()

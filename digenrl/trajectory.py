@@ -26,11 +26,13 @@ class Trajectory:
         samples: B identities, in the order of the batch axis.
         version: version of the weights that generated it.
         sigmas: (T+1,) float32, decreasing, ending in 0.
-        steps: the K denoising steps whose transition was sampled and can be trained, increasing.
-        latents: (K, B, *D) float32, the latent entering each step of `steps`.
+        steps: the K denoising steps that can be trained, increasing: their transition was sampled, or their noise
+            level is one that `clean` is trained at.
+        latents: (K, B, *D) float32, the latent entering each step of `steps`; of transitions, or without entries.
         next_latents: (K, B, *D) float32, the latent leaving it.
         log_probs: (K, B) float32 as evaluated at rollout: a monitor, never the denominator of a ratio.
         finite: (B,) bool, False where the decoded image held a non-finite value.
+        clean: (B, *D) float32, the latent that was decoded; without entries where transitions are trained.
     """
 
     micro_batch: MicroBatchId
@@ -42,18 +44,19 @@ class Trajectory:
     next_latents: torch.Tensor
     log_probs: torch.Tensor
     finite: torch.Tensor
+    clean: torch.Tensor
 
     def position(self, step: int) -> int:
         """Index of denoising step `step` on the K axis.
 
         Raises:
-            ValueError: the step was not stochastic in this trajectory.
+            ValueError: the step cannot be trained in this trajectory.
         """
         try:
             return self.steps.index(step)
         except ValueError:
             raise ValueError(
-                f"step {step} of {self.micro_batch.label} is not one of the sampled steps {self.steps}"
+                f"step {step} of {self.micro_batch.label} is not one of the trained steps {self.steps}"
             ) from None
 
     def check_schedule(self, num_steps: int) -> None:
@@ -77,7 +80,8 @@ class Trajectory:
     @property
     def nbytes(self) -> int:
         """Bytes held by the tensors."""
-        return sum(t.numel() * t.element_size() for t in (self.latents, self.next_latents, self.log_probs, self.sigmas))
+        held = (self.latents, self.next_latents, self.log_probs, self.sigmas, self.clean)
+        return sum(t.numel() * t.element_size() for t in held)
 
 
 def tensor_hash(*tensors: torch.Tensor) -> str:

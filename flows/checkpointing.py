@@ -94,6 +94,8 @@ class Checkpointer(Listener):
         tensors = {"adapter": state.adapter, "optimizer": state.optimizer}
         if state.previous is not None:
             tensors["previous_adapter"] = state.previous.weights
+        if state.behaviour is not None:
+            tensors["behaviour"] = state.behaviour
         content = {
             **self.extra,
             "theta": state.theta,
@@ -111,7 +113,7 @@ class Checkpointer(Listener):
 def restore(root: Path | str) -> tuple[int, TrainerState, checkpoints.Checkpoint] | None:
     """The newest whole checkpoint as (iterations complete, trainer state, checkpoint); None if there is none.
 
-    With stale groups it holds the adapter of the version before too, under which some of the next samples are made.
+    With stale groups it holds the weights of the version before too, under which some of the next samples are made.
     """
     info = checkpoints.latest(root)
     if info is None:
@@ -121,7 +123,14 @@ def restore(root: Path | str) -> tuple[int, TrainerState, checkpoints.Checkpoint
     previous = None
     if "previous_adapter" in tensors:
         previous = NumberedAdapter(state["previous_theta"], tensors["previous_adapter"])
-    trainer = TrainerState(state["theta"], tensors["adapter"], tensors["optimizer"], state["adapter_hash"], previous)
+    trainer = TrainerState(
+        state["theta"],
+        tensors["adapter"],
+        tensors["optimizer"],
+        state["adapter_hash"],
+        previous,
+        tensors.get("behaviour"),
+    )
     return info.iteration, trainer, checkpoint
 
 

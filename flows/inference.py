@@ -101,9 +101,9 @@ class Inference:
 
     def noise(self, generator: torch.Generator) -> torch.Tensor:
         """(1, *D) float32: what diffusers draws for one picture from a generator on the CPU, and in which dtype."""
-        shape = self.policy.model.latent_shape(runspec.geometry(self._config))
-        dtype = getattr(torch, self._config.model.dtype)
-        return torch.randn((1, *shape), generator=generator, dtype=dtype).to(torch.float32)
+        model = self.policy.model
+        shape = model.latent_shape(runspec.geometry(self._config))
+        return torch.randn((1, *shape), generator=generator, dtype=model.noise_dtype).to(torch.float32)
 
 
 @contextmanager

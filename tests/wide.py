@@ -12,16 +12,16 @@ import torch
 from diffusers.models.normalization import RMSNorm
 
 from digenrl import runspec
-from digenrl.algorithms.optimizer import OptimizerState
 from digenrl.models.embeddings import EmbeddingCache
 from digenrl.models.registry import load_model
-from digenrl.policy import Policy, adapter_hash
+from digenrl.policy import Policy
 from digenrl.rewards.base import PromptRecord
 from digenrl.scheduling.messages import Run
 from digenrl.scheduling.units import RolloutUnit, UpdateUnit
 from workers.held import FinishedRollout
 from workers.receipts import Receipt, RunSetup
 from workers.replica import Replica
+from workers.weights import Weights
 
 _GRADIENTS: dict[str, torch.Tensor] = {}
 
@@ -44,18 +44,16 @@ class WideReplica(Replica):
         _widen_norms(model.transformer)
         self.policy = Policy(model, config.lora, seed=runspec.adapter_seed(config), dtype=torch.float64)
         self._embeddings = EmbeddingCache(model)
+        self._weights = Weights(config, self.policy)
 
     def initialise(self) -> str:
         """The initial adapter as everybody makes it: it is drawn in float32."""
-        super().initialise()
-        self._adapters[0] = {name: weight.float() for name, weight in self._adapters[0].items()}
-        self._optimizers[0] = OptimizerState.initial(self._adapters[0])
-        return adapter_hash(self._adapters[0])
+        return self._weights.begin({name: weight.float() for name, weight in self.policy.initial_adapter().items()})
 
     def _rollout(self, unit: RolloutUnit, run: Run, prompts: tuple[PromptRecord, ...]) -> Receipt:
         receipt = super()._rollout(unit, run, prompts)
         if (done := self._finished.get(unit.micro_batch)) is not None:
-            names = ("sigmas", "latents", "next_latents", "log_probs")
+            names = ("sigmas", "latents", "next_latents", "log_probs", "clean")
             wide = {name: getattr(done.trajectory, name).double() for name in names}
             self._finished[unit.micro_batch] = FinishedRollout(replace(done.trajectory, **wide), done.images)
         return receipt

@@ -15,11 +15,11 @@ from typing import Any
 from distributed import Client
 
 from digenrl.algorithms.optimizer import average_of
-from digenrl.policy import NumberedAdapter, adapter_hash
+from digenrl.policy import adapter_hash
 from digenrl.scheduling import messages as m
 from workers import calls
 from workers.fleet import Fleet
-from workers.held import HeldRef, Parcel, TrainerStateRef, join_average, join_state, split_state
+from workers.held import HeldRef, Parcel, TrainerStateRef, join_state, split_state
 from workers.listener import TrainerState
 from workers.receipts import Drops, RunSetup
 
@@ -100,7 +100,7 @@ class Courier:
         oldest = command.theta - (2 if stale else 1) * updates
         self._states = {theta: s for theta, s in self._states.items() if theta >= oldest}
         if stale and before is not None:
-            return replace(state, previous=NumberedAdapter(before.theta, before.adapter))
+            return replace(state, previous=before.generator)
         return state
 
     # --- commands ---
@@ -133,10 +133,8 @@ class Courier:
                 await self._pull(worker, ref, command.source, self._hashes[theta])
             elif theta in self._states:
                 state = self._states[theta]
-                if command.with_optimizer:
-                    tensors = join_state(state.adapter, state.optimizer)
-                else:
-                    tensors = join_average(state.adapter, average_of(state.optimizer))
+                parts = (None, state.optimizer) if command.with_optimizer else (average_of(state.optimizer), None)
+                tensors = join_state(state.adapter, state.behaviour, *parts)
                 await self._on(worker, calls.install, ref, Parcel.of(None, tensors), state.adapter_hash)
             elif theta == 0:
                 await self._initialise(worker)
@@ -203,7 +201,10 @@ class Courier:
 
     async def _fetch(self, theta: int, worker: str) -> None:
         parcel: Parcel = await self._on(worker, calls.export, TrainerStateRef(theta))
-        self._states[theta] = TrainerState(theta, *split_state(parcel.tensors()), self._hashes[theta])
+        found = split_state(parcel.tensors())
+        self._states[theta] = TrainerState(
+            theta, found.adapter, found.optimizer, self._hashes[theta], behaviour=found.behaviour or None
+        )
 
     # --- calls ---
 
@@ -242,7 +243,10 @@ class Courier:
 
 
 def _begun(start: TrainerState) -> dict[int, TrainerState]:
-    """What the driver holds of a run that is resumed, by theta. Nobody trains from the adapter before: no optimiser."""
+    """What the driver holds of a run that is resumed, by theta.
+
+    Nobody trains from the adapter before, or evaluates it: of that only what generates samples is known.
+    """
     states = {start.theta: start}
     if (before := start.previous) is not None:
         states[before.theta] = TrainerState(before.theta, before.weights, {}, adapter_hash(before.weights))

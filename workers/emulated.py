@@ -34,6 +34,7 @@ from distributed.utils import silence_logging_cmgr
 from digenrl.algorithms.streaming import Closings
 from digenrl.config import RunConfig
 from digenrl.config.load import load_config
+from digenrl.contributions import UnitMetrics
 from digenrl.identity import SampleId, seed_of
 from digenrl.rewards.base import Scored
 from digenrl.scheduling import messages as m
@@ -42,7 +43,6 @@ from digenrl.scheduling.scopes import StdScope
 from digenrl.scheduling.shape import RunShape
 from digenrl.scheduling.simworker import SimWorker
 from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, UpdateUnit
-from digenrl.training import UnitMetrics
 from workers import forkserver, process
 from workers.cluster import LANES
 from workers.forgetting import Forgetting

@@ -10,6 +10,7 @@ to the courier.
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
@@ -18,6 +19,7 @@ from typing import Any, Protocol
 from distributed import Client, Future
 
 from digenrl.algorithms.optimizer import learning_rate
+from digenrl.gates import LogProbGate
 from digenrl.identity import MicroBatchId
 from digenrl.rewards.base import PromptRecord
 from digenrl.scheduling import messages as m
@@ -30,6 +32,8 @@ from workers.listener import Dispatched, Evaluation, Listener, TrainerState
 from workers.meter import Meter
 from workers.presence import slots
 from workers.receipts import Assignment, Drops, Receipt, RunSetup
+
+logger = logging.getLogger(__name__)
 
 #: Without news for this long while nothing is outstanding, the run has stalled.
 STALL_S = 60.0
@@ -102,6 +106,7 @@ class Engine:
         self._done: list[Future] = []
         self._submissions = 0
         self._meter = Meter()
+        self._gate = LogProbGate(setup.config, start.theta if start is not None else 0)
         self._gaps = Gaps()
         self._moving: dict[m.Event, float] = {}
         self._finished = False
@@ -296,10 +301,20 @@ class Engine:
         if isinstance(run.unit, UpdateUnit):
             self._courier.made(run.unit.theta, receipt.fingerprint)
         self._meter.add(run, receipt)
+        if isinstance(run.unit, TrainUnit):
+            self._judge(run, run.unit, receipt)
         if not outcome.done():
             outcome.set_result(receipt)
         gap_s = self._gaps.ended(run.unit, run.worker, receipt)
         self._answer(run.worker, m.UnitFinished(run.unit, run.worker, receipt.seconds, receipt.outcome, gap_s))
+
+    def _judge(self, run: m.Run, unit: TrainUnit, receipt: Receipt) -> None:
+        """See that what was trained is what was drawn."""
+        violation = self._gate.violation(unit, run.theta, self._fleet.name(run.worker), receipt.training)
+        if violation is not None:
+            self._inbox.put_nowait(self._failed(violation))
+        if (caution := self._gate.caution()) is not None:
+            logger.warning("%s", caution)
 
     def _forget(self, run: m.Run, future: Future) -> bool:
         """A unit ended. False if it was withdrawn before, and nobody wants to know."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
@@ -20,12 +20,10 @@ from digenrl.trajectory import Trajectory
 
 Tensors = dict[str, torch.Tensor]
 
-_AVERAGE = "average/"
-
 
 @dataclass(frozen=True, order=True)
 class TrainerStateRef:
-    """Adapter and optimiser state of `theta`: what a lead trainer continues from."""
+    """Adapter, behaviour policy and optimiser state of `theta`: what a lead trainer continues from."""
 
     theta: int
 
@@ -89,27 +87,38 @@ def unpack_rollout(meta: Any, tensors: Tensors) -> FinishedRollout:
     return FinishedRollout(Trajectory(**meta, **tensors), images)
 
 
-def join_average(adapter: Adapter, average: Adapter) -> Tensors:
-    """An adapter with the moving average that is evaluated in its place, if there is one."""
-    return {**adapter, **{f"{_AVERAGE}{name}": tensor for name, tensor in average.items()}}
+class State(NamedTuple):
+    """Weights of one theta, apart from those they were made from. Empty: there are none.
+
+    Attributes:
+        adapter: what is trained.
+        behaviour: what generates samples, where it is not the adapter.
+        average: what is evaluated, where it is not the adapter and the optimiser's state does not come along.
+        optimizer: its state, where it comes along.
+    """
+
+    adapter: Adapter
+    behaviour: Adapter
+    average: Adapter
+    optimizer: Tensors
 
 
-def split_average(tensors: Tensors) -> tuple[Adapter, Adapter]:
-    """Inverse of join_average."""
-    average = {n.removeprefix(_AVERAGE): t for n, t in tensors.items() if n.startswith(_AVERAGE)}
-    return {n: t for n, t in tensors.items() if not n.startswith(_AVERAGE)}, average
+def join_state(
+    adapter: Adapter,
+    behaviour: Adapter | None = None,
+    average: Adapter | None = None,
+    optimizer: Tensors | None = None,
+) -> Tensors:
+    """Weights and what goes with them under one roof; see `State`."""
+    parts = State(adapter, behaviour or {}, average or {}, optimizer or {})._asdict()
+    return {f"{part}/{name}": tensor for part, tensors in parts.items() for name, tensor in tensors.items()}
 
 
-def join_state(adapter: Adapter, optimizer: Tensors) -> Tensors:
-    """Adapter and optimiser tensors under one roof."""
-    return {
-        **{f"adapter/{name}": tensor for name, tensor in adapter.items()},
-        **{f"optimizer/{name}": tensor for name, tensor in optimizer.items()},
-    }
-
-
-def split_state(tensors: Tensors) -> tuple[Adapter, Tensors]:
+def split_state(tensors: Tensors) -> State:
     """Inverse of join_state."""
-    adapter = {n.removeprefix("adapter/"): t for n, t in tensors.items() if n.startswith("adapter/")}
-    optimizer = {n.removeprefix("optimizer/"): t for n, t in tensors.items() if n.startswith("optimizer/")}
-    return adapter, optimizer
+    parts: dict[str, Tensors] = {part: {} for part in State._fields}
+    for key, tensor in tensors.items():
+        part, _, name = key.partition("/")
+        if part in parts:
+            parts[part][name] = tensor
+    return State(**parts)

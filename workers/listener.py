@@ -27,9 +27,10 @@ class TrainerState:
         theta: number of the adapter.
         adapter: float32 tensors by parameter name.
         optimizer: float32 tensors of the optimiser's state.
-        adapter_hash: content hash of `adapter`.
-        previous: adapter of the version before, if samples are still to be generated under it. The first one, theta 0,
-            is left out: every worker makes it itself.
+        adapter_hash: content hash of `adapter`, and of `behaviour` where there is one.
+        previous: weights that generated the samples of the version before, if more are still to be generated under
+            them. The first ones, theta 0, are left out: every worker makes them itself.
+        behaviour: weights that generate samples, if they are not `adapter`.
     """
 
     theta: int
@@ -37,6 +38,14 @@ class TrainerState:
     optimizer: dict[str, torch.Tensor]
     adapter_hash: str
     previous: NumberedAdapter | None = None
+    behaviour: dict[str, torch.Tensor] | None = None
+
+    @property
+    def generator(self) -> NumberedAdapter:
+        """What samples are generated with."""
+        if self.behaviour is None:
+            return NumberedAdapter(self.theta, self.adapter)
+        return NumberedAdapter(self.theta, self.behaviour, "behaviour")
 
 
 @dataclass(frozen=True)

@@ -10,11 +10,11 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
 
+from digenrl.contributions import UnitMetrics
 from digenrl.identity import SampleId
 from digenrl.rewards.base import Score, Scored
 from digenrl.scheduling.messages import CloseIteration, Run, ScoresDone
 from digenrl.scheduling.units import RolloutUnit, TrainUnit, Unit, UpdateUnit
-from digenrl.training import UnitMetrics
 from workers.listener import IterationReport
 from workers.receipts import Receipt
 

@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from digenrl.config import RunConfig
+from digenrl.contributions import UnitMetrics
 from digenrl.rewards.base import PromptRecord
 from digenrl.scheduling.messages import Capability, Outcome, Ref, Run
-from digenrl.training import UnitMetrics
 
 if TYPE_CHECKING:
     from workers.process import Hosted

@@ -17,14 +17,16 @@ import torch
 
 from digenrl import runspec
 from digenrl.algorithms.accumulate import NonFiniteGradient
-from digenrl.algorithms.optimizer import OptimizerState, adamw_step
+from digenrl.algorithms.optimizer import adamw_step
+from digenrl.algorithms.registry import algorithm_of
 from digenrl.algorithms.streaming import Closings, UpdateAccumulator, UpdateState
 from digenrl.config import RunConfig
+from digenrl.contributions import Contribution, StreamedContribution
 from digenrl.identity import MicroBatchId
 from digenrl.models.base import Embeddings
 from digenrl.models.embeddings import EmbeddingCache
 from digenrl.models.registry import load_model
-from digenrl.policy import Adapter, NumberedAdapter, Policy, adapter_hash
+from digenrl.policy import Policy
 from digenrl.rewards.base import PromptRecord
 from digenrl.rewards.mix import RewardMix
 from digenrl.rollout import RolloutState, advance, finish, rollout_hash, start_rollout
@@ -42,22 +44,19 @@ from digenrl.scheduling.messages import (
 )
 from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, UpdateUnit
 from digenrl.scoring import score_micro_batch
-from digenrl.training import Contribution, StreamedContribution, stream_unit, train_unit
+from digenrl.training import stream_unit, train_unit
 from workers.forgetting import Forgetting
 from workers.held import (
     FinishedRollout,
     HeldRef,
     Tensors,
     TrainerStateRef,
-    join_average,
-    join_state,
     pack_rollout,
-    split_average,
-    split_state,
     unpack_rollout,
 )
 from workers.previews import previews
 from workers.receipts import Assignment, Drops, Receipt, RunSetup
+from workers.weights import Weights
 
 logger = logging.getLogger(__name__)
 
@@ -79,9 +78,7 @@ class Replica:
         self.policy = policy or load_policy(setup.config)
         self.reward = RewardMix.of({term.name: term.weight for term in setup.config.rewards})
         self._embeddings = EmbeddingCache(self.policy.model)
-        self._adapters: dict[int, Adapter] = {}
-        self._averages: dict[int, Adapter] = {}
-        self._optimizers: dict[int, OptimizerState] = {}
+        self._weights = Weights(setup.config, self.policy)
         self._rollouts: dict[MicroBatchId, RolloutState] = {}
         self._finished: dict[MicroBatchId, FinishedRollout] = {}
         self._accumulators: dict[int, UpdateAccumulator[TrainUnit]] = {}
@@ -123,7 +120,9 @@ class Replica:
     def _rollout(self, unit: RolloutUnit, run: Run, prompts: tuple[PromptRecord, ...]) -> Receipt:
         version = run.theta // self.shape.updates
         spec = runspec.rollout_spec(self.config, self.shape, self.policy.model, unit.micro_batch, version)
-        self._bind(run.theta, averaged=unit.micro_batch.phase == "eval" and self._averaged)
+        find = self._weights.evaluated if unit.micro_batch.phase == "eval" else self._weights.behaviour
+        adapter = find(run.theta)
+        self.policy.bind(adapter.weights, adapter.tag)
         state = start_rollout(self.policy, spec) if unit.first == 0 else self._rollouts[unit.micro_batch]
         state = advance(self.policy, spec, state, self._encode(prompts), unit.first, unit.last)
         if unit.last < spec.num_steps:
@@ -133,12 +132,6 @@ class Replica:
         self._rollouts.pop(unit.micro_batch, None)
         self._finished[unit.micro_batch] = FinishedRollout(trajectory, images)
         return replace(_receipt(RolloutDone()), fingerprint=rollout_hash(trajectory, images))
-
-    def _bind(self, theta: int, *, averaged: bool) -> None:
-        if averaged:
-            self.policy.bind(self._averages[theta], tag=("average", theta))
-        else:
-            self.policy.bind(self._adapters[theta], tag=theta)
 
     def _score(self, unit: ScoreUnit, prompts: tuple[PromptRecord, ...]) -> Receipt:
         done = self._finished[unit.micro_batch]
@@ -170,7 +163,7 @@ class Replica:
             contribution = self._streamed(unit, run, assignment.prompts)
         except NonFiniteGradient as error:
             logger.warning("%s: %s; the update will be skipped if its group takes part", unit.label, error)
-            final = self.config.algorithm.kl_beta > 0
+            final = self.config.algorithm.kl_beta > 0 or algorithm_of(self.config.algorithm).forward
             self._add(assignment, lambda accumulator: accumulator.spoil_open(group, unit, run.baseline, final=final))
             return _receipt(Trained((unit,), streamed=True))
         gradient = contribution.gradient
@@ -192,10 +185,11 @@ class Replica:
             unit.steps,
             run.rewards,
             baseline=run.baseline,
-            current=NumberedAdapter(run.theta, self._adapters[run.theta]),
+            current=self._weights.trained(run.theta),
             algorithm=self.config.algorithm,
             guidance_scale=self.config.model.guidance_scale,
             normaliser=runspec.normaliser(self.config),
+            old=self._weights.behaviour(run.theta),
         )
 
     def _contribution(
@@ -207,8 +201,8 @@ class Replica:
             self._encode(prompts),
             unit.steps,
             run.advantages,
-            current=NumberedAdapter(run.theta, self._adapters[run.theta]),
-            old=NumberedAdapter(old_theta, self._adapters[old_theta]),
+            current=self._weights.trained(run.theta),
+            old=self._weights.behaviour(old_theta),
             algorithm=self.config.algorithm,
             guidance_scale=self.config.model.guidance_scale,
             normaliser=runspec.normaliser(self.config),
@@ -216,24 +210,17 @@ class Replica:
         )
 
     def _update(self, unit: UpdateUnit, run: Run, learning_rate: float) -> Receipt:
-        before = unit.theta - 1
+        adapter, optimizer = self._weights.trained(unit.theta - 1).weights, self._weights.optimizer(unit.theta - 1)
         accumulator = self._accumulator(unit.theta)
         accumulator.close(run.closings)
         if not accumulator.effective:
             # Every sample of the update is excluded. A step on a zero gradient would still decay the weights.
-            self._keep(unit.theta, self._adapters[before], self._optimizers[before])
-            outcome = Updated(unit.theta, skipped=True)
-            return replace(_receipt(outcome), grad_norm=0.0, fingerprint=adapter_hash(self._adapters[before]))
-        result = adamw_step(
-            self._adapters[before],
-            accumulator.gradient(),
-            self._optimizers[before],
-            self.config.optimizer,
-            learning_rate,
-        )
-        self._keep(unit.theta, result.weights, result.state)
+            fingerprint = self._weights.advance(unit.theta, adapter, optimizer)
+            return replace(_receipt(Updated(unit.theta, skipped=True)), grad_norm=0.0, fingerprint=fingerprint)
+        result = adamw_step(adapter, accumulator.gradient(), optimizer, self.config.optimizer, learning_rate)
+        fingerprint = self._weights.advance(unit.theta, result.weights, result.state)
         outcome = Updated(unit.theta, skipped=result.skipped)
-        return replace(_receipt(outcome), grad_norm=result.grad_norm, fingerprint=adapter_hash(result.weights))
+        return replace(_receipt(outcome), grad_norm=result.grad_norm, fingerprint=fingerprint)
 
     def _encode(self, prompts: tuple[PromptRecord, ...]) -> Embeddings:
         return self._embeddings.encode([prompt.text for prompt in prompts])
@@ -247,9 +234,7 @@ class Replica:
 
     def initialise(self) -> str:
         """Make theta 0 with a fresh optimiser; returns its content hash."""
-        adapter = self.policy.initial_adapter()
-        self._keep(0, adapter, OptimizerState.initial(adapter, averaged=self._averaged))
-        return adapter_hash(self._adapters[0])
+        return self._weights.begin(self.policy.initial_adapter())
 
     def holds(self, ref: HeldRef) -> bool:
         """Whether `load` would succeed."""
@@ -258,10 +243,8 @@ class Replica:
                 return ref.micro_batch in self._finished
             case AccumulatorRef():
                 return ref.theta in self._accumulators
-            case AdapterRef():
-                return ref.theta in self._adapters
-            case TrainerStateRef():
-                return ref.theta in self._optimizers
+            case AdapterRef() | TrainerStateRef():
+                return self._weights.holds(ref)
 
     def load(self, ref: HeldRef) -> tuple[Any, Tensors]:
         """Description and tensors of `ref`, to be sent elsewhere.
@@ -274,10 +257,8 @@ class Replica:
                 return pack_rollout(self._finished[ref.micro_batch])
             case AccumulatorRef():
                 return self._accumulators[ref.theta].state()
-            case AdapterRef():
-                return None, join_average(self._adapters[ref.theta], self._averages.get(ref.theta, {}))
-            case TrainerStateRef():
-                return None, join_state(self._adapters[ref.theta], self._optimizers[ref.theta].to_tensors())
+            case AdapterRef() | TrainerStateRef():
+                return None, self._weights.load(ref)
 
     def store(self, ref: HeldRef, meta: Any, tensors: Tensors, expected_hash: str) -> None:
         """Keep what arrived.
@@ -290,15 +271,8 @@ class Replica:
                 self._finished[ref.micro_batch] = unpack_rollout(meta, tensors)
             case AccumulatorRef():
                 raise TypeError("accumulators are merged, not stored")
-            case AdapterRef():
-                adapter, average = split_average(self._placed(tensors))
-                self._adapters[ref.theta] = self._checked(ref.theta, adapter, expected_hash)
-                if average:
-                    self._averages[ref.theta] = average
-            case TrainerStateRef():
-                adapter, optimizer = split_state(self._placed(tensors))
-                adapter = self._checked(ref.theta, adapter, expected_hash)
-                self._keep(ref.theta, adapter, OptimizerState.from_tensors(optimizer))
+            case AdapterRef() | TrainerStateRef():
+                self._weights.store(ref, tensors, expected_hash)
 
     def merge(
         self,
@@ -333,9 +307,7 @@ class Replica:
                 self._accumulators.pop(ref.theta, None)
                 self._forget(lambda unit, ref=ref: self._makes(unit) == ref.theta)
             case AdapterRef():
-                self._adapters.pop(ref.theta, None)
-                self._averages.pop(ref.theta, None)
-                self._optimizers.pop(ref.theta, None)
+                self._weights.drop(ref.theta)
 
     def _forget(self, matches: Callable[[Unit], bool]) -> None:
         for key in [key for key in self._receipts if matches(key[0])]:
@@ -350,29 +322,6 @@ class Replica:
             case UpdateUnit():
                 return unit.theta
         return None
-
-    def _keep(self, theta: int, adapter: Adapter, optimizer: OptimizerState) -> None:
-        self._adapters[theta], self._optimizers[theta] = adapter, optimizer
-        if optimizer.average:
-            self._averages[theta] = optimizer.average
-
-    @property
-    def _averaged(self) -> bool:
-        """Whether evaluations use a moving average of the weights."""
-        return self.config.optimizer.ema_decay is not None
-
-    def _checked(self, theta: int, adapter: Adapter, expected_hash: str) -> Adapter:
-        self.policy.check(adapter, f"theta {theta}")
-        found = adapter_hash(adapter)
-        if expected_hash and found != expected_hash:
-            raise ValueError(
-                f"adapter theta {theta} arrived with hash {found[:12]}, published was {expected_hash[:12]}: "
-                "not installed"
-            )
-        return adapter
-
-    def _placed(self, tensors: Tensors) -> Tensors:
-        return {name: tensor.to(self.policy.device) for name, tensor in tensors.items()}
 
 
 def load_policy(config: RunConfig) -> Policy:

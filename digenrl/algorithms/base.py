@@ -1,8 +1,9 @@
 """What an algorithm decides. Each has a file of its own; `digenrl.algorithms.registry` finds it by its section.
 
-    Algorithm   which steps are drawn and trained, along which schedule, and the loss of the policy
-    Steps       of one iteration
-    Replay      transitions that were drawn, under the weights being trained and under those that drew them
+    Algorithm       which steps are drawn and trained, along which schedule, with which weights
+    PolicyGradient  an algorithm with likelihoods, and the loss of its policy
+    Steps           of one iteration
+    Replay          transitions that were drawn, under the weights being trained and under those that drew them
 
 What all share is elsewhere: samplers in `steps`, advantages in `advantages`, the KL to the base model in `losses`.
 
@@ -13,7 +14,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import ClassVar, NamedTuple
 
 import torch
 from torch import Tensor
@@ -26,12 +27,14 @@ class Steps(NamedTuple):
     """Denoising steps of one iteration.
 
     Attributes:
-        stochastic: drawn from the sampler; the others are Euler steps.
-        trained: those of them that are kept and trained, increasing.
+        stochastic: drawn from the sampler; the others are deterministic.
+        trained: those that are trained, increasing. Of stochastic ones the transition is, of others the noise level.
+        multistep_from: from this step on, deterministic ones are of second order; None: all of them are Euler steps.
     """
 
     stochastic: tuple[int, ...]
     trained: tuple[int, ...]
+    multistep_from: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -57,16 +60,20 @@ class Algorithm(ABC):
     """An algorithm with its settings. Holds no state: equal settings give equal answers in every process.
 
     Attributes:
-        sampler: how a stochastic step is drawn.
+        sampler: how a stochastic step is drawn, if there is any.
         noise_level: of that sampler.
         num_steps: T, denoising steps of a training rollout.
         num_trained: K, trained steps of each sample.
+        forward: clean latents are noised again and trained on, instead of the transitions of the rollout.
+        lags: samples may be generated with other weights than those that were trained last, see `decay_after`.
     """
 
-    sampler: Sampler
-    noise_level: float
+    sampler: Sampler = "flow_sde"
+    noise_level: float = 0.0
     num_steps: int
     num_trained: int
+    forward: ClassVar[bool] = False
+    lags: bool = False
 
     @abstractmethod
     def steps(self, run_seed: int, iteration: int) -> Steps:
@@ -75,6 +82,14 @@ class Algorithm(ABC):
     def sigmas(self) -> Tensor | None:
         """(T+1,) float32 noise levels of training rollouts; None: those of the checkpoint."""
         return None
+
+    def decay_after(self, theta: int) -> float:
+        """d: after optimiser step `theta`, which ends an iteration, samples are generated with d old + (1 - d) new."""
+        return 0.0
+
+
+class PolicyGradient(Algorithm):
+    """An algorithm that trains transitions by their likelihood."""
 
     def ratio(self, replay: Replay) -> Tensor:
         """(N,) with gradient; exactly 1 where the weights being trained are those that drew the transitions."""

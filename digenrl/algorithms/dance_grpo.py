@@ -20,7 +20,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from digenrl.algorithms.base import Algorithm, Replay, Steps
+from digenrl.algorithms.base import PolicyGradient, Replay, Steps
 from digenrl.algorithms.losses import PolicyTerms, clipped_surrogate
 from digenrl.config import DanceGrpoConfig
 from digenrl.identity import draw_rng
@@ -37,7 +37,7 @@ def random_steps(num_steps: int, count: int, run_seed: int, iteration: int) -> t
     return tuple(sorted(draw_rng(run_seed, "trained steps", iteration).sample(range(num_steps - 1), count)))
 
 
-class DanceGrpo(Algorithm):
+class DanceGrpo(PolicyGradient):
     """DanceGRPO."""
 
     sampler = "dance_sde"

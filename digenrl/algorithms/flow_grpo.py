@@ -16,14 +16,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from digenrl.algorithms.base import Algorithm, Replay, Steps
+from digenrl.algorithms.base import PolicyGradient, Replay, Steps
 from digenrl.algorithms.losses import PolicyTerms, clipped_surrogate
 from digenrl.algorithms.selection import trained_steps
 from digenrl.config import FlowGrpoConfig, GrpoGuardConfig
 from digenrl.config.algorithm import WindowedSection
 
 
-class Windowed(Algorithm):
+class Windowed(PolicyGradient):
     """A window of consecutive stochastic steps, all of them trained."""
 
     def __init__(self, section: WindowedSection) -> None:

@@ -71,9 +71,9 @@ def step_terms(sampler: Sampler, sigmas: Tensor, index: Tensor, noise_level: flo
     if sampler not in _TRANSITIONS:
         raise ValueError(f"sampler={sampler!r} is not known; expected one of {', '.join(get_args(Sampler))}")
     table = sigmas.to(torch.float64)
-    sigma, sigma_next = _endpoints(table, index)
+    sigma, sigma_next = endpoints(table, index)
     c_x, c_v, std, g = _TRANSITIONS[sampler](sigma, sigma_next, table, noise_level)
-    dtype = _compute_dtype(sigmas)
+    dtype = compute_dtype(sigmas)
     shape = (-1,) + (1,) * (ndim - 1)
     return StepTerms(*(term.to(dtype).reshape(shape) for term in (c_x, c_v, std, g)))
 
@@ -92,8 +92,8 @@ def sample_next(terms: StepTerms, x: Tensor, v: Tensor, noise: Tensor) -> tuple[
 
 def euler_step(sigmas: Tensor, index: Tensor, x: Tensor, v: Tensor) -> Tensor:
     """Deterministic step x + (sigma' - sigma) v of (B, *D) latents; `sigmas` and `index` as in `step_terms`."""
-    dtype = _compute_dtype(sigmas)
-    sigma, sigma_next = _endpoints(sigmas.to(torch.float64), index)
+    dtype = compute_dtype(sigmas)
+    sigma, sigma_next = endpoints(sigmas.to(torch.float64), index)
     delta = (sigma_next - sigma).to(dtype).reshape((-1,) + (1,) * (x.ndim - 1))
     return x.to(dtype) + delta * v.to(dtype)
 
@@ -128,12 +128,17 @@ def log_prob(sampler: Sampler, x_next: Tensor, mean: Tensor, terms: StepTerms) -
     return -squared / (2 * std.square()) - std.log() - 0.5 * math.log(2 * math.pi)
 
 
-def _compute_dtype(sigmas: Tensor) -> torch.dtype:
+def compute_dtype(sigmas: Tensor) -> torch.dtype:
+    """Type in which latents are computed along this table: float64 if it is, else float32."""
     return torch.float64 if sigmas.dtype == torch.float64 else torch.float32
 
 
-def _endpoints(table: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
-    """sigma and sigma' of each sample, (B,) each. A negative index must not wrap around to the clean end."""
+def endpoints(table: Tensor, index: Tensor) -> tuple[Tensor, Tensor]:
+    """sigma and sigma' of each sample, (B,) each.
+
+    Raises:
+        ValueError: a step outside the table. A negative index must not wrap around to the clean end.
+    """
     steps = len(table) - 1
     if bool(((index < 0) | (index >= steps)).any()):
         raise ValueError(f"step index {index.tolist()} is outside [0, {steps}) of a table of {steps} steps")

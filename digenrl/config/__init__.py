@@ -14,9 +14,12 @@ changes             what may change between the attempts of one run
 from digenrl.config.algorithm import (
     AlgorithmConfig,
     DanceGrpoConfig,
+    DiffusionNftConfig,
     FlowDppoConfig,
     FlowGrpoConfig,
     GrpoGuardConfig,
+    MixGrpoConfig,
+    SlidingWindowConfig,
 )
 from digenrl.config.model import DataConfig, LoraConfig, ModelConfig, RewardConfig
 from digenrl.config.optimizer import OptimizerConfig
@@ -37,12 +40,14 @@ __all__ = [
     "ClusterConfig",
     "DanceGrpoConfig",
     "DataConfig",
+    "DiffusionNftConfig",
     "EvaluationConfig",
     "FlowDppoConfig",
     "FlowGrpoConfig",
     "GatesConfig",
     "GrpoGuardConfig",
     "LoraConfig",
+    "MixGrpoConfig",
     "ModelConfig",
     "ObserveConfig",
     "OptimizerConfig",
@@ -50,5 +55,6 @@ __all__ = [
     "RunConfig",
     "ScheduleConfig",
     "Section",
+    "SlidingWindowConfig",
     "TrackingConfig",
 ]

@@ -24,8 +24,8 @@ DEFAULT = "flow_grpo"
 class AlgorithmSection(Section):
     """What every algorithm has."""
 
-    #: The key that bounds how far one iteration moves the policy; it acts from the second update on.
-    trust_region: ClassVar[str] = "clip_range"
+    #: The key that bounds how far one iteration moves the policy, if there is one; it acts from the second update on.
+    trust_region: ClassVar[str | None] = "clip_range"
 
     name: str = Field(description="Training algorithm; which other keys there are depends on it.")
     num_steps: int = Field(10, ge=2, le=1000, description="Denoising steps T of training rollouts.")
@@ -164,6 +164,66 @@ class DanceGrpoConfig(GrpoSection):
         return max(1, int((self.num_steps - 1) * self.trained_fraction + 1e-9))
 
 
+class SlidingWindowConfig(Section):
+    """Where MixGRPO's window lies, see `digenrl.algorithms.windows`."""
+
+    size: PositiveInt = Field(4, description="Consecutive stochastic, trained steps; at most num_steps - 2.")
+    strategy: Literal["progressive", "decay", "exp_decay", "random"] = Field(
+        "progressive",
+        description="How long the window stays in one place. progressive: equally long everywhere; decay, exp_decay: "
+        "shorter the further it has come; random: it is drawn in each iteration.",
+    )
+    iterations: PositiveInt = Field(25, description="How long it stays, at most; random does not look at it.")
+    stride: PositiveInt = Field(1, description="Steps it moves on by; with the window's size, windows do not overlap.")
+    rewind: bool = Field(True, description="After the last place go back to the start; false: stay there.")
+    least_iterations: PositiveInt | None = Field(
+        None, description="What the stay of decay falls to; null: a quarter of iterations."
+    )
+    decay_after: int = Field(13, ge=0, description="Start of the window beyond which stays of exp_decay get shorter.")
+    decay_rate: float = Field(0.1, ge=0, description="By how much, per step.")
+
+
+class MixGrpoConfig(GrpoSection):
+    """MixGRPO: a window of stochastic, trained steps that slides from noise to image as training goes on."""
+
+    name: Literal["mix_grpo"] = Field("mix_grpo", description="Training algorithm.")
+    sampler: Literal["flow_sde", "cps", "wan_sde"] = Field("flow_sde", description="How stochastic steps are drawn.")
+    noise_level: float = Field(
+        0.7, gt=0, le=2, description="Noise level a of stochastic steps; for wan_sde a factor, 1 as published."
+    )
+    window: SlidingWindowConfig = Field(
+        default_factory=SlidingWindowConfig, description="Which steps are stochastic and trained."
+    )
+    tail_solver: Literal["euler", "dpm_solver"] = Field(
+        "euler",
+        description="How the steps after the window are taken; dpm_solver: by second-order DPM-Solver++ (Flash).",
+    )
+    sigma_shift: float | None = Field(
+        None,
+        gt=0,
+        description="Training rollouts follow equal steps shifted by this (published: 3 for FLUX); null: the "
+        "checkpoint's own schedule.",
+    )
+    clip_range: float = Field(1e-4, gt=0, lt=1, description="PPO clip range; not portable between models.")
+    std_ddof: Literal[0, 1] = Field(1, description="0: population, 1: sample standard deviation.")
+    std_eps: float = Field(1e-8, gt=0, description="Added to the standard deviation.")
+    reward_aggregation: Literal["rewards", "advantages"] = Field(
+        "advantages",
+        description="With several rewards: rewards: the advantage of their weighted sum; advantages: the weighted sum "
+        "of their advantages (GDPO).",
+    )
+
+    @model_validator(mode="after")
+    def _fits(self) -> MixGrpoConfig:
+        if self.window.size > self.num_steps - 2:
+            raise ValueError(
+                f"window.size={self.window.size} does not fit: the last two of num_steps={self.num_steps} steps are "
+                f"never trained"
+                + (f"; use at most {self.num_steps - 2}" if self.num_steps > 2 else "; use at least num_steps=3")
+            )
+        return self
+
+
 class GrpoGuardConfig(WindowedSection):
     """GRPO-Guard: Flow-GRPO with ratios that are centred and of equal scale at all steps."""
 
@@ -175,7 +235,7 @@ class GrpoGuardConfig(WindowedSection):
 class FlowDppoConfig(WindowedSection):
     """Flow-DPPO: no clipping; a sample leaves the update when its transition has moved too far."""
 
-    trust_region: ClassVar[str] = "divergence_threshold"
+    trust_region: ClassVar[str | None] = "divergence_threshold"
 
     name: Literal["flow_dppo"] = Field("flow_dppo", description="Training algorithm.")
     sampler: Literal["flow_sde", "wan_sde"] = Field("flow_sde", description="How stochastic steps are drawn.")
@@ -183,6 +243,44 @@ class FlowDppoConfig(WindowedSection):
         1e-5, gt=0, description="KL, averaged over latent elements, from which on a sample may leave the update."
     )
     adv_clip_max: float | None = Field(None, gt=0, description="Advantages are clipped to +- this; null: not at all.")
+
+
+class DiffusionNftConfig(AlgorithmSection):
+    """DiffusionNFT: no likelihoods; clean latents are noised again, and good ones pull the velocity towards them."""
+
+    trust_region: ClassVar[str | None] = None
+
+    name: Literal["diffusion_nft"] = Field("diffusion_nft", description="Training algorithm.")
+    updates_per_iteration: PositiveInt = Field(
+        1, description="Optimiser steps U per iteration; each takes whole groups in order."
+    )
+    nft_beta: float = Field(
+        1.0, gt=0, description="How far the implied good and bad policies lie from that which generated the samples."
+    )
+    adv_mode: Literal["all", "positive_only", "negative_only", "one_only", "binary"] = Field(
+        "all", description="What of the advantages counts: all of it, one side, whether it is positive, or its sign."
+    )
+    adv_clip_max: float = Field(5.0, gt=0, description="Advantages are clipped to +- this, and scaled by it.")
+    std_scope: Literal["group", "update", "iteration", "none"] = Field(
+        "iteration",
+        description="Over which samples the reward's standard deviation is taken; none: rewards are only centred "
+        "(Dr.GRPO).",
+    )
+    old_policy_decay: Literal[0, 1, 2] = Field(
+        1,
+        description="How slowly the weights that generate samples follow the trained ones: old = d old + (1 - d) new "
+        "after n optimiser steps. 0: d = 0; 1: d = min(0.001 n, 0.5); 2: d = 0 for n < 75, then "
+        "min(0.0075 (n - 75), 0.999).",
+    )
+    timestep_fraction: float = Field(
+        0.99, gt=0, le=1, description="Share of the rollout's noise levels that is trained, rounded down, at least one."
+    )
+    kl_beta: float = Field(1e-4, ge=0, description="Weight of the squared distance to the base model's velocity.")
+
+    @property
+    def num_trained(self) -> int:
+        """K, trained noise levels of each sample."""
+        return max(1, int(self.num_steps * self.timestep_fraction + 1e-9))
 
 
 def extreme_of(samples: int, ddof: int) -> float:
@@ -201,6 +299,8 @@ AlgorithmConfig = Annotated[
     Annotated[FlowGrpoConfig, Tag("flow_grpo")]
     | Annotated[DanceGrpoConfig, Tag("dance_grpo")]
     | Annotated[GrpoGuardConfig, Tag("grpo_guard")]
-    | Annotated[FlowDppoConfig, Tag("flow_dppo")],
+    | Annotated[FlowDppoConfig, Tag("flow_dppo")]
+    | Annotated[MixGrpoConfig, Tag("mix_grpo")]
+    | Annotated[DiffusionNftConfig, Tag("diffusion_nft")],
     Discriminator(_name_of),
 ]

@@ -67,8 +67,8 @@ def warnings_of(config: RunConfig) -> list[str]:
     """Sentences about settings that are legal and do not what they seem to."""
     algorithm = config.algorithm
     warnings = []
-    if algorithm.updates_per_iteration == 1 and not config.stale_groups:
-        key = algorithm.trust_region
+    key = algorithm.trust_region
+    if key is not None and algorithm.updates_per_iteration == 1 and not config.stale_groups:
         warnings.append(
             f"algorithm.{key}={getattr(algorithm, key):g} has no effect: {key} cannot act with "
             "algorithm.updates_per_iteration=1, where the ratio is always 1 and only the learning rate limits a step"

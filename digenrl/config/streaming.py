@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import math
 
-from digenrl.config.algorithm import AlgorithmConfig, extreme_of
+from digenrl.config.algorithm import AlgorithmConfig, DiffusionNftConfig, extreme_of
 
 
 def hindrance(algorithm: AlgorithmConfig) -> str | None:
@@ -31,6 +31,11 @@ def hindrance(algorithm: AlgorithmConfig) -> str | None:
             "cannot be combined with algorithm.reward_aggregation=advantages: each reward has a mean and a standard "
             "deviation of its own, and would need sums of its own; use reward_aggregation=rewards"
         )
+    if isinstance(algorithm, DiffusionNftConfig) and algorithm.adv_mode != "all":
+        return (
+            f"cannot be combined with algorithm.adv_mode={algorithm.adv_mode}, which makes of an advantage something "
+            f"else than a multiple of it; use adv_mode=all"
+        )
     return _clipping(algorithm)
 
 
@@ -40,10 +45,11 @@ def _clipping(algorithm: AlgorithmConfig) -> str | None:
     if bound is None or largest <= bound:
         return None
     if math.isinf(largest):
-        key = "std_scope" if algorithm.std_scope == "none" else "trimmed_ratio"
+        key, value = ("std_scope", "group") if algorithm.std_scope == "none" else ("trimmed_ratio", "0")
+        cure = f"{key}={value}" if isinstance(algorithm, DiffusionNftConfig) else "adv_clip_max=null"
         return (
             f"needs advantages that algorithm.adv_clip_max={bound:g} never clips, but with "
-            f"algorithm.{key}={getattr(algorithm, key)} they may be of any size; use adv_clip_max=null"
+            f"algorithm.{key}={getattr(algorithm, key)} they may be of any size; use {cure}"
         )
     fitting = [n for n in range(2, algorithm.samples_per_prompt) if extreme_of(n, algorithm.std_ddof) <= bound]
     fewer = f"at most {fitting[-1]} samples, " if fitting else ""

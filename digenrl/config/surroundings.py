@@ -40,7 +40,10 @@ class GatesConfig(Section):
     """Checks that stop a run which would silently learn nothing or the wrong thing."""
 
     max_logp_gap: float | None = Field(
-        None, gt=0, description="Limit of |log p at training - log p at rollout|; null: five times the profiled floor."
+        None,
+        gt=0,
+        description="Limit of |log p at training - log p at rollout| under the same weights; null: five times what the "
+        "first update shows, and at least 1e-6.",
     )
     max_bad_updates: int = Field(3, ge=0, description="Updates skipped for non-finite gradients before the run stops.")
     max_failed_share: float = Field(

@@ -52,10 +52,13 @@ def build_vae() -> AutoencoderKL:
     return vae
 
 
-def build_tokenizer() -> CLIPTokenizer:
+def build_tokenizer(max_tokens: int = MAX_TOKENS) -> CLIPTokenizer:
     """One token per character: CLIP's byte-pair tokenizer with a vocabulary of characters and no merges.
 
     CLIP marks the last character of a word with `</w>`, and takes every digit for a word.
+
+    Args:
+        max_tokens: to which prompts are padded and cut, start and end included.
     """
     end = "</w>"
     characters = [c + end for c in string.digits]
@@ -68,7 +71,7 @@ def build_tokenizer() -> CLIPTokenizer:
         eos_token=eos,
         bos_token=bos,
         unk_token=unk,
-        model_max_length=MAX_TOKENS,
+        model_max_length=max_tokens,
     )
 
 

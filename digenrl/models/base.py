@@ -50,12 +50,14 @@ class FlowModel(Protocol):
     transformer: nn.Module
     #: Name suffixes of the linear layers that get a LoRA by default.
     lora_targets: tuple[str, ...]
+    #: In which the family's own pipeline draws initial noise, in the order of `latent_shape`.
+    noise_dtype: torch.dtype
 
     def encode(self, prompts: Sequence[str]) -> Embeddings:
         """Encode B prompts as the family's own pipeline does."""
 
     def latent_shape(self, geometry: Geometry) -> tuple[int, ...]:
-        """Shape D of one sample's latent as the transformer is fed it."""
+        """Shape D of one sample's latent, (C, h, w) or (C, f, h, w): before any packing into tokens."""
 
     def sigmas(self, num_steps: int, geometry: Geometry) -> torch.Tensor:
         """(T+1,) float32 sigma table of the checkpoint's scheduler, last value 0."""
@@ -69,7 +71,8 @@ class FlowModel(Protocol):
             latents: (B, *D) float32.
             sigma: (B,) float32, the noise level of each sample.
             embeddings: as returned by `encode`, batch axis B.
-            guidance_scale: the family's guidance; values <= 1 mean no classifier-free guidance.
+            guidance_scale: of classifier-free guidance, where values <= 1 mean none, or the number that a
+                guidance-distilled transformer takes as an input.
 
         Returns:
             (B, *D) float32.

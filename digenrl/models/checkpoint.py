@@ -1,4 +1,5 @@
-"""Where a checkpoint lives: a directory, a hub id, or `package:NAME` for one that ships with DigenRL.
+"""Where a checkpoint lives: a directory, a hub id, `package:NAME` for one that ships with DigenRL, or `tiny:NAME` for a
+tiny random one that is made on the spot.
 
 locate(path)       what to hand to `from_pretrained`
 unloadable(...)    the error of a checkpoint that `from_pretrained` did not take
@@ -14,6 +15,7 @@ from pathlib import Path
 from digenrl.config.errors import ConfigError, did_you_mean, nearest
 
 PACKAGE_PREFIX = "package:"
+TINY_PREFIX = "tiny:"
 #: Characters of a library's sentence that are passed on.
 LONGEST = 200
 
@@ -25,13 +27,18 @@ class CheckpointError(ConfigError):
 def locate(path: str) -> str:
     """Turn `model.path` into something `from_pretrained` takes.
 
-    A hub id is returned as it is; whether it exists is found out when it is loaded.
+    A hub id is returned as it is; whether it exists is found out when it is loaded. A tiny checkpoint is built, in a
+    second, if it is not in the cache (see `digenrl.models.tiny`).
 
     Raises:
         CheckpointError: nothing is there; names the nearest thing that is.
     """
     if path.startswith(PACKAGE_PREFIX):
         return str(_packaged(path.removeprefix(PACKAGE_PREFIX)))
+    if path.startswith(TINY_PREFIX):
+        from digenrl.models.tiny import tiny_checkpoint  # which raises this module's error
+
+        return str(tiny_checkpoint(path.removeprefix(TINY_PREFIX)))
     local = Path(path).expanduser()
     if local.is_dir():
         return str(local)
@@ -41,7 +48,7 @@ def locate(path: str) -> str:
     near = nearest(local.name, siblings)
     raise CheckpointError(
         f"model.path={path!r} is not a directory; expected a diffusers pipeline saved by save_pretrained, "
-        f"a hub id OWNER/NAME, or package:NAME" + (f"; did you mean {local.parent / near}?" if near else "")
+        f"a hub id OWNER/NAME, package:NAME or tiny:NAME" + (f"; did you mean {local.parent / near}?" if near else "")
     )
 
 

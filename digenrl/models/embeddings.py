@@ -13,6 +13,7 @@ from collections import OrderedDict
 from collections.abc import Sequence
 
 import torch
+from torch.nn.functional import pad
 
 from digenrl.models.base import Embeddings, FlowModel
 
@@ -31,9 +32,13 @@ class EmbeddingCache:
         self._rows: OrderedDict[str, Embeddings] = OrderedDict()
 
     def encode(self, prompts: Sequence[str]) -> Embeddings:
-        """Embeddings of B >= 1 prompts, batch axis B."""
+        """Embeddings of B >= 1 prompts, batch axis B.
+
+        Where a family's prompts differ in length, the shorter ones are padded with zeros at the end of the token axis,
+        masks included: 0 is padding there.
+        """
         rows = [self._row(prompt) for prompt in prompts]
-        return {name: torch.cat([row[name] for row in rows]) for name in rows[0]}
+        return {name: _batch([row[name] for row in rows]) for name in rows[0]}
 
     def _row(self, prompt: str) -> Embeddings:
         row = self._rows.get(prompt)
@@ -43,6 +48,12 @@ class EmbeddingCache:
                 self._rows.popitem(last=False)
         self._rows.move_to_end(prompt)
         return row
+
+
+def _batch(rows: list[torch.Tensor]) -> torch.Tensor:
+    """(B, ...) from B tensors (1, L, ...) or (1, P) of one prompt each."""
+    longest = max(row.shape[1] for row in rows)
+    return torch.cat([pad(row, (0, 0) * (row.ndim - 2) + (0, longest - row.shape[1])) for row in rows])
 
 
 def select(embeddings: Embeddings, rows: torch.Tensor) -> Embeddings:

@@ -1,29 +1,51 @@
-"""Model families by name. A new family is one file and one line here.
+"""Model families by name. A new family is one file, its sizes and one line here.
 
 load_model(config, device) -> FlowModel
 save_lora(family, adapter, lora, directory)     as diffusers takes it; loads no model
+family_of(name)                                 what is known of a family without loading anything
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
 from importlib import import_module
 from pathlib import Path
-from types import ModuleType
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from digenrl.config import LoraConfig, ModelConfig
 from digenrl.config.errors import ConfigError, did_you_mean
+from digenrl.models.sizes import PartConfig, SizeRule, of_flux, of_hunyuan, of_qwen, of_sd3, of_wan
 
 if TYPE_CHECKING:  # who only looks a family up should not wait for torch
     import torch
 
     from digenrl.models.base import FlowModel
 
-#: Family -> module with `load(config, device) -> FlowModel` and `save_lora(adapter, lora, directory)`. Imported on
-#: use: diffusers takes seconds.
-FAMILIES: dict[str, str] = {
-    "sd3": "digenrl.models.sd3",
+
+@dataclass(frozen=True)
+class Family:
+    """One model family.
+
+    Attributes:
+        model: module:class of its PipelineModel. Imported on use: diffusers takes seconds.
+        pipeline: name of the diffusers class of its checkpoints.
+        sizes: what a checkpoint can generate, from the configurations of its VAE and its transformer.
+        distilled: guidance is an input of the transformer, not a second pass through it.
+    """
+
+    model: str
+    pipeline: str
+    sizes: Callable[[PartConfig, PartConfig], SizeRule]
+    distilled: bool = False
+
+
+FAMILIES: dict[str, Family] = {
+    "sd3": Family("digenrl.models.sd3:SD3Model", "StableDiffusion3Pipeline", of_sd3),
+    "flux": Family("digenrl.models.flux:FluxModel", "FluxPipeline", of_flux, distilled=True),
+    "qwen": Family("digenrl.models.qwen:QwenModel", "QwenImagePipeline", of_qwen),
+    "wan": Family("digenrl.models.wan:WanModel", "WanPipeline", of_wan),
+    "hunyuan": Family("digenrl.models.hunyuan:HunyuanModel", "HunyuanVideoPipeline", of_hunyuan, distilled=True),
 }
 
 
@@ -35,18 +57,28 @@ def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> FlowM
     """
     import torch
 
-    model: FlowModel = _family(config.family).load(config, torch.device(device))
+    model: FlowModel = _model_class(config.family).load(config, torch.device(device))
     return model
 
 
 def save_lora(family: str, adapter: Mapping[str, torch.Tensor], lora: LoraConfig, directory: Path) -> None:
     """Write an adapter so that the family's diffusers pipeline takes it with `load_lora_weights(directory)`."""
-    _family(family).save_lora(adapter, lora, directory)
+    _model_class(family).save_lora(adapter, lora, directory)
 
 
-def _family(name: str) -> ModuleType:
+def family_of(name: str) -> Family:
+    """The family of this name.
+
+    Raises:
+        ConfigError: there is none.
+    """
     if name not in FAMILIES:
         raise ConfigError(
             f"model.family={name!r} is not a known model family{did_you_mean(name, FAMILIES, 'known families')}"
         )
-    return import_module(FAMILIES[name])
+    return FAMILIES[name]
+
+
+def _model_class(name: str) -> Any:
+    module, _, attribute = family_of(name).model.partition(":")
+    return getattr(import_module(module), attribute)

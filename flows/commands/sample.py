@@ -2,7 +2,7 @@
 
 What is drawn depends on the weights, the seed and a prompt's text and position only, and the file's name on the same.
 Noise is drawn as diffusers does from `torch.Generator().manual_seed(seed)`, one prompt after the other: the pipeline
-with the run's LoRA and the same seed draws the same picture.
+with the run's LoRA and the same seed draws the same picture (WanPipeline a similar one: its solver is another).
 """
 
 from __future__ import annotations

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from digenrl.models.checkpoint import CheckpointError, locate
+from digenrl.models.registry import family_of
 from digenrl.scheduling.roofline import Derivation
 from flows.plan.subject import Subject
 
@@ -83,6 +84,8 @@ def _of_folder(subject: Subject, folder: Path) -> Need | None:
         vae = json.loads((folder / "vae" / "config.json").read_bytes())
         weights = {name: shape for path in folder.glob("*/*.safetensors") for name, shape in _headers(path)}
         hidden = transformer["num_attention_heads"] * transformer["attention_head_dim"]
+        family = family_of(model.family)
+        rule = family.sizes(vae, transformer)
     except (OSError, ValueError, KeyError):
         return None
     number = 4 if model.dtype == "float32" else 2
@@ -93,11 +96,10 @@ def _of_folder(subject: Subject, folder: Path) -> Need | None:
         if name.startswith("transformer/") and len(shape) == 2 and (targets is None or _is_target(name, targets))
     )
     frozen = number * sum(math.prod(shape) for shape in weights.values())
-    unit = transformer.get("patch_size", 2) * 2 ** (len(vae["block_out_channels"]) - 1)
-    tokens = (model.height // unit) * (model.width // unit) + 77 + (model.max_sequence_length or 0)
-    passes = 2 if model.guidance_scale > 1 else 1
+    tokens = rule.tokens(model.height, model.width, model.frames) + 77 + (model.max_sequence_length or 0)
+    passes = 2 if model.guidance_scale > 1 and not family.distilled else 1
     width = tokens * hidden * passes * subject.config.micro_batch * number / 2
-    blocks = transformer["num_layers"]
+    blocks = transformer["num_layers"] + transformer.get("num_single_layers", 0)
     kept = _KEPT_BYTES * blocks + _BLOCK_BYTES if model.gradient_checkpointing else _BLOCK_BYTES * blocks
     return Need(frozen + _BLOCK_BYTES * width, frozen + _TRAINED_BYTES * trained, kept * width, None)
 

@@ -20,6 +20,7 @@ from faults import Faults, installed
 from runs import Ground, OnUnit, Outcome, small
 from workers import process
 from workers.courier import RunFailed
+from workers.held import join_state
 from workers.receipts import RunSetup
 from workers.replica import Replica
 
@@ -37,7 +38,7 @@ def _held() -> dict[int, str]:
     """Hash of every adapter this process holds, by theta."""
     from digenrl.policy import adapter_hash
 
-    return {theta: adapter_hash(a) for r in process._REPLICAS.values() for theta, a in r._adapters.items()}
+    return {theta: adapter_hash(a) for r in process._REPLICAS.values() for theta, a in r._weights._adapters.items()}
 
 
 def test_every_worker_holds_what_was_published(ground: Ground) -> None:
@@ -82,7 +83,7 @@ def test_a_renamed_tensor_is_refused(replica: Replica) -> None:
     adapter = replica.policy.initial_adapter()
     adapter["renamed"] = adapter.pop(next(iter(adapter)))
     with pytest.raises(ValueError, match=r"names are in one of them only, the first is"):
-        replica.store(AdapterRef(1), None, adapter, "")
+        replica.store(AdapterRef(1), None, join_state(adapter, None), "")
 
 
 def test_no_tensors_at_all_are_refused(replica: Replica) -> None:

@@ -15,6 +15,7 @@ import pytest
 from digenrl.config import RunConfig
 from faults import Faults, installed
 from runs import Ground, small
+from workers.courier import RunFailed
 
 LIMIT = 1e-6
 
@@ -48,3 +49,10 @@ def test_frozen_weights(ground: Ground, sampler: str, dtype: str) -> None:
 def test_storing_what_was_not_scored_is_noticed(ground: Ground) -> None:
     with installed(ground, Faults(round_stored=True)):
         assert gap(ground) > 10 * LIMIT
+
+
+def test_a_gap_beyond_its_limit_ends_the_run(ground: Ground) -> None:
+    with installed(ground, Faults(round_stored=True)), pytest.raises(RunFailed) as failed:
+        ground.run(config("gates.max_logp_gap=1e-6"))
+    assert "from those noted at rollout, more than gates.max_logp_gap=1e-06" in str(failed.value)
+    assert "model.dtype=float32, 12 x 24, micro-batches of" in str(failed.value)

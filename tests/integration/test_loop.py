@@ -87,16 +87,28 @@ def test_std_scopes_share_the_samples(result: LoopResult, scope: str) -> None:
     assert other.iterations[0].updates[0].grad_norm != result.iterations[0].updates[0].grad_norm
 
 
-@pytest.mark.parametrize("name", ["dance_grpo", "grpo_guard", "flow_dppo"])
+@pytest.mark.parametrize("name", ["dance_grpo", "grpo_guard", "flow_dppo", "mix_grpo"])
 def test_every_algorithm_trains(result: LoopResult, name: str) -> None:
     other = _small(f"algorithm.name={name}", "evaluation.every=0")
     assert other.optimizer.step == 4 and not any(u.skipped for i in other.iterations for u in i.updates)
     same_samples = other.iterations[0].hashes == result.iterations[0].hashes
-    assert same_samples is (name != "dance_grpo")  # which draws other steps
+    assert same_samples is (name not in ("dance_grpo", "mix_grpo"))  # which draw other steps
     for iteration in other.iterations:
         first, second = (update.metrics for update in iteration.updates)
         assert first.pairs and first.ratio == first.pairs and first.clipped == 0
         assert second.ratio_max != 1 and max(first.logp_gap_max, second.logp_gap_max) < 1e-6
+
+
+def test_diffusion_nft_trains_on_what_its_behaviour_policy_generates(result: LoopResult) -> None:
+    """The first iteration ends with d = 0.002, so that the second has samples of its own."""
+    lagging, following = (_small("algorithm.name=diffusion_nft", f"algorithm.old_policy_decay={d}") for d in (1, 0))
+    assert lagging.optimizer.step == 4 and not any(u.skipped for i in lagging.iterations for u in i.updates)
+    assert lagging.iterations[0].hashes == following.iterations[0].hashes
+    assert not set(lagging.iterations[1].hashes.values()) & set(following.iterations[1].hashes.values())
+    assert (lagging.behaviour.tag, following.behaviour.tag) == ((4, "behaviour"), 4)
+    # Evaluations are of the trained weights, which are the same after the first iteration, by the same Euler steps.
+    assert lagging.evaluations[1] == following.evaluations[1] and lagging.evaluations[0] == result.evaluations[0]
+    assert {u.metrics.pairs for i in lagging.iterations for u in i.updates} == {8 * 9}
 
 
 def test_stale_groups_are_generated_by_the_weights_of_the_iteration_before(result: LoopResult) -> None:

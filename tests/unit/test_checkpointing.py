@@ -125,6 +125,17 @@ def test_the_adapter_before_is_saved_where_it_is_still_used(tmp_path: Path, prev
         assert (found.previous.theta, found.previous.weights["w"].tolist()) == (4, [1.0, 1.0])
 
 
+def test_the_behaviour_policy_is_saved_where_it_has_weights_of_its_own(tmp_path: Path) -> None:
+    run = Run(tmp_path, every=0)
+    state = TrainerState(
+        6, {"w": torch.zeros(2)}, {"step": torch.tensor(6)}, "h6", None, behaviour={"w": torch.full((2,), 0.5)}
+    )
+    go(lambda: run.checkpointer.published(3, state), run)
+    restored = restore(tmp_path)
+    assert restored is not None and restored[1].behaviour is not None
+    assert restored[1].behaviour["w"].tolist() == [0.5, 0.5] and restored[1].generator.tag == (6, "behaviour")
+
+
 def test_nothing_published_is_nothing_saved(tmp_path: Path) -> None:
     run = Run(tmp_path, every=1)
     go(lambda: None, run)

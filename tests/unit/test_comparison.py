@@ -30,6 +30,7 @@ def trajectory(indices: range, finite: tuple[bool, ...]) -> Trajectory:
         next_latents=nothing,
         log_probs=torch.empty(0, len(indices)),
         finite=torch.tensor(finite),
+        clean=torch.empty(0, 1),
     )
 
 

@@ -74,7 +74,8 @@ def pipeline(folder: Path) -> None:
         (folder / part).mkdir(parents=True)
     (folder / "model_index.json").write_text(json.dumps({"_class_name": "StableDiffusion3Pipeline"}))
     (folder / "vae" / "config.json").write_text(json.dumps({"block_out_channels": [16, 32]}))
-    (folder / "transformer" / "config.json").write_text(json.dumps({"patch_size": 2, "pos_embed_max_size": 6}))
+    transformer = {"in_channels": 4, "patch_size": 2, "pos_embed_max_size": 6}
+    (folder / "transformer" / "config.json").write_text(json.dumps(transformer))
     weights = {f"{layer}.weight": np.zeros((4, 4), np.float32) for layer in LAYERS}
     weights |= {"pos_embed.proj.weight": np.zeros((4, 4, 2, 2), np.float32), "norm.weight": np.zeros(4, np.float32)}
     save_file(weights, folder / "transformer" / "diffusion_pytorch_model.safetensors")
@@ -118,6 +119,7 @@ def test_the_shipped_presets_pass(name: str, tmp_path: Path) -> None:
             ["model.height must be a multiple of 4", "VAE factor 2 x patch 2", "got 13", "nearest is 12"],
         ),
         ("model.width=1", ["model.width must be a multiple of 4", "got 1", "nearest is 4"]),
+        ("model.frames=5", ["model.frames must be 1", "pictures", "got 5"]),
         ("model.width=28", ["model.width must be at most 24", "got 28"]),
         ("lora.targets=[to_q, to_qq]", ["lora.targets: 'to_qq' is the name of no layer", "did you mean to_q?"]),
         ("lora.targets=[net.22]", ["lora.targets: 'net.22'", "did you mean net.2?"]),
@@ -267,3 +269,14 @@ def test_it_is_fast_and_imports_no_torch(files: Path) -> None:
     subprocess.run([sys.executable, "-c", code], check=True, timeout=60)
     # About 0.5 s; the limit leaves room for a busy machine but not for torch on one.
     assert time.monotonic() - started < 10
+
+
+def test_a_pipeline_of_another_family_is_named(files: Path) -> None:
+    (files / "model" / "model_index.json").write_text(json.dumps({"_class_name": "FluxPipeline"}))
+    (found,) = refusal()
+    assert found == "model.family=sd3 needs a StableDiffusion3Pipeline, but model.path=./model holds a FluxPipeline"
+
+
+def test_a_pipeline_whose_sizes_cannot_be_read(files: Path) -> None:
+    (files / "model" / "transformer" / "config.json").write_text(json.dumps({"patch_size": 2}))
+    assert "holds no sd3 checkpoint" in refusal()[0]

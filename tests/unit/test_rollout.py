@@ -39,6 +39,27 @@ def test_any_cutting_of_the_steps_gives_the_same_bits(policy: Policy, sampler: s
     assert rollout_hash(*_run(policy, redrawn, [0, 6])) != whole
 
 
+@pytest.mark.parametrize("multistep_from", [0, 3])
+def test_a_multistep_solver_remembers_across_any_cut(policy: Policy, multistep_from: int) -> None:
+    spec = replace(rollout_spec(policy, steps=()), multistep_from=multistep_from)
+    whole, _ = start = _run(policy, spec, [0, 6])
+    assert rollout_hash(*_run(policy, spec, [0, 1, 2, 3, 4, 5, 6])) == rollout_hash(*start)
+    assert whole.clean.shape[0] == 0
+    euler = _run(policy, replace(spec, multistep_from=None), [0, 6])
+    assert rollout_hash(*euler) != rollout_hash(*start)
+    # Of second order are the steps that know a prediction of the solver, but not the last.
+    last = _run(policy, replace(spec, multistep_from=4), [0, 6])
+    assert rollout_hash(*last) == rollout_hash(*euler)
+
+
+def test_the_clean_latent_is_kept_where_it_is_trained(policy: Policy) -> None:
+    spec = replace(rollout_spec(policy, size=3, steps=()), steps=(0, 2), multistep_from=0, keep_clean=True)
+    trajectory, images = _run(policy, spec, [0, 6])
+    assert trajectory.steps == (0, 2) and trajectory.latents.shape[:2] == (0, 3) and trajectory.log_probs.numel() == 0
+    assert torch.equal(torch.from_numpy(images), policy.model.decode(trajectory.clean).images)
+    assert trajectory.position(2) == 1 and trajectory.nbytes == 4 * (trajectory.clean.numel() + 7)
+
+
 def test_trajectory_holds_the_stochastic_steps(policy: Policy) -> None:
     spec = rollout_spec(policy, size=3, steps=(1, 2, 4))
     trajectory, images = _run(policy, spec, [0, 6])

@@ -11,9 +11,10 @@ from diffusers.models.normalization import RMSNorm
 from digenrl.algorithms.accumulate import NonFiniteGradient
 from digenrl.algorithms.advantages import AdvantageRule, group_advantages
 from digenrl.algorithms.streaming import UpdateAccumulator
+from digenrl.contributions import StalenessError, StreamedContribution, UnitMetrics
 from digenrl.identity import MicroBatchId, SampleId
 from digenrl.policy import NumberedAdapter, Policy
-from digenrl.training import StalenessError, StreamedContribution, UnitMetrics, stream_unit, train_unit
+from digenrl.training import stream_unit, train_unit
 from digenrl.trajectory import Trajectory
 from tiny_policy import PROMPT, algorithm, moved, roll_out, rollout_spec, tiny_policy, widened
 

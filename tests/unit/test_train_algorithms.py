@@ -11,9 +11,10 @@ from digenrl.algorithms.advantages import AdvantageRule, group_advantages
 from digenrl.algorithms.registry import algorithm_of
 from digenrl.algorithms.streaming import UpdateAccumulator
 from digenrl.config import AlgorithmConfig
+from digenrl.contributions import Contribution
 from digenrl.identity import SampleId
 from digenrl.policy import Adapter, NumberedAdapter, Policy
-from digenrl.training import Contribution, stream_unit, train_unit
+from digenrl.training import stream_unit, train_unit
 from digenrl.trajectory import Trajectory
 from tiny_policy import PROMPT, algorithm, moved, roll_out, rollout_spec, tiny_policy
 
@@ -26,6 +27,7 @@ ALGORITHMS = [
     pytest.param(algorithm(name="dance_grpo", eta=0.7, clip_range=1e-3), id="dance_grpo"),
     pytest.param(algorithm(name="grpo_guard", clip_range=1e-3), id="grpo_guard"),
     pytest.param(algorithm(name="flow_dppo", divergence_threshold=2e-4), id="flow_dppo"),
+    pytest.param(algorithm(name="mix_grpo", clip_range=1e-3), id="mix_grpo"),
 ]
 STEPS = (0, 1, 2)
 

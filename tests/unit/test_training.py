@@ -8,9 +8,10 @@ import pytest
 import torch
 
 from digenrl.algorithms.accumulate import NonFiniteGradient
+from digenrl.contributions import Contribution, StalenessError, UnitMetrics
 from digenrl.identity import MicroBatchId
 from digenrl.policy import NumberedAdapter, Policy
-from digenrl.training import Contribution, StalenessError, UnitMetrics, train_unit
+from digenrl.training import train_unit
 from digenrl.trajectory import Trajectory
 from tiny_policy import PROMPT, algorithm, moved, roll_out, rollout_spec, tiny_policy, widened
 
@@ -210,7 +211,7 @@ def test_non_finite_loss_is_refused_with_its_name(policy: Policy) -> None:
 def test_steps_that_were_not_sampled_are_refused(policy: Policy) -> None:
     adapter = moved(policy, 1)
     trajectory = roll_out(policy, rollout_spec(policy), adapter)
-    with pytest.raises(ValueError, match=r"step 4 of i0 m0 is not one of the sampled steps \(0, 1, 2\)"):
+    with pytest.raises(ValueError, match=r"step 4 of i0 m0 is not one of the trained steps \(0, 1, 2\)"):
         _train(policy, trajectory, (0, 4), adapter, adapter)
 
 

@@ -90,8 +90,10 @@ def test_workers_compute_on_one_thread(ground: Ground) -> None:
 def _sizes() -> dict[str, int]:
     """How many things of each kind the replica of this process holds."""
     (replica,) = process._REPLICAS.values()
-    kinds = ("_adapters", "_optimizers", "_rollouts", "_finished", "_accumulators", "_receipts")
-    return {kind: len(getattr(replica, kind)) for kind in kinds}
+    kinds = ("_rollouts", "_finished", "_accumulators", "_receipts")
+    weights = ("_adapters", "_behaviours", "_optimizers")
+    held = {kind: len(getattr(replica, kind)) for kind in kinds}
+    return held | {kind: len(getattr(replica._weights, kind)) for kind in weights}
 
 
 class Scales(Listener):
@@ -117,6 +119,7 @@ def test_replicas_do_not_grow(ground: Ground) -> None:
     for total in weights:
         assert total["_adapters"] <= 3 * WORKERS
         assert total["_optimizers"] <= 3 * 2
+        assert total["_behaviours"] == 0
         assert total["_accumulators"] <= 2
         assert total["_rollouts"] == 0
         # Of the iteration that closes and its evaluation: a worker forgets with the next message to it.

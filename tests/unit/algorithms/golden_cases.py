@@ -1,4 +1,4 @@
-"""Reads tests/golden: one pytest parameter per case and dtype."""
+"""Reads tests/golden: one pytest parameter per case, and dtype where there are arrays."""
 
 import json
 from dataclasses import dataclass
@@ -40,6 +40,23 @@ def golden(family: str) -> pytest.MarkDecorator:
             params.append(pytest.param(Case(meta["case"], meta["parameters"], arrays), id=f"{sidecar.stem}-{dtype}"))
     assert params, f"no golden cases of family {family}"
     return pytest.mark.parametrize("case", params)
+
+
+@dataclass(frozen=True)
+class Sequence:
+    """One case of integers or plain numbers, without arrays."""
+
+    name: str
+    parameters: dict[str, Any]
+    data: dict[str, Any]
+
+
+def golden_sequence(family: str) -> pytest.MarkDecorator:
+    """Parametrises `case` over the cases of a family that have no arrays."""
+    sidecars = [json.loads(path.read_text()) for path in sorted(GOLDEN.glob(f"{family}__*.json"))]
+    cases = [Sequence(meta["case"], meta["parameters"], meta["data"]) for meta in sidecars]
+    assert cases, f"no golden cases of family {family}"
+    return pytest.mark.parametrize("case", cases, ids=[case.name for case in cases])
 
 
 def assert_close(actual: torch.Tensor, expected: torch.Tensor, factor: float = 1.0) -> None:

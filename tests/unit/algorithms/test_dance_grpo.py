@@ -39,7 +39,7 @@ def test_trained_steps_follow_from_seed_and_iteration_and_are_equally_likely() -
 
 def test_all_steps_but_the_last_are_drawn_and_some_of_them_trained() -> None:
     algorithm = algorithm_of(DanceGrpoConfig(num_steps=16))
-    stochastic, trained = algorithm.steps(0, 3)
+    stochastic, trained, _ = algorithm.steps(0, 3)
     assert stochastic == tuple(range(15))
     assert len(trained) == algorithm.num_trained == 9 and set(trained) < set(stochastic)
     assert (algorithm.sampler, algorithm.noise_level) == ("dance_sde", 0.3)

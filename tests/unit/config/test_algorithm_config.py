@@ -7,7 +7,15 @@ from pathlib import Path
 import jsonschema
 import pytest
 
-from digenrl.config import DanceGrpoConfig, FlowDppoConfig, FlowGrpoConfig, GrpoGuardConfig, RunConfig
+from digenrl.config import (
+    DanceGrpoConfig,
+    DiffusionNftConfig,
+    FlowDppoConfig,
+    FlowGrpoConfig,
+    GrpoGuardConfig,
+    MixGrpoConfig,
+    RunConfig,
+)
 from digenrl.config.load import ConfigError, load_config, schema, show, warnings_of
 
 SECTIONS = {
@@ -15,6 +23,8 @@ SECTIONS = {
     "dance_grpo": DanceGrpoConfig,
     "grpo_guard": GrpoGuardConfig,
     "flow_dppo": FlowDppoConfig,
+    "mix_grpo": MixGrpoConfig,
+    "diffusion_nft": DiffusionNftConfig,
 }
 SMALL = "data: {prompts: prompts.txt}\nrewards: [{name: ocr}]\n"
 
@@ -48,6 +58,12 @@ def test_published_defaults_of_each() -> None:
     assert (dance.eta, dance.clip_range, dance.std_ddof, dance.std_eps) == (0.3, 1e-4, 1, 1e-8)
     assert GrpoGuardConfig().clip_range == 2e-6
     assert FlowDppoConfig().adv_clip_max is None and FlowDppoConfig().divergence_threshold == 1e-5
+    mix = MixGrpoConfig()
+    assert (mix.clip_range, mix.std_ddof, mix.std_eps, mix.reward_aggregation) == (1e-4, 1, 1e-8, "advantages")
+    nft = DiffusionNftConfig()
+    assert (nft.nft_beta, nft.adv_clip_max, nft.kl_beta, nft.std_scope) == (1.0, 5.0, 1e-4, "iteration")
+    assert (nft.num_steps, nft.num_trained, nft.updates_per_iteration) == (10, 9, 1)
+    assert (mix.window.size, mix.window.iterations, mix.window.stride) == (4, 25, 1)
 
 
 @pytest.mark.parametrize(("steps", "fraction", "trained"), [(16, 0.6, 9), (6, 0.6, 3), (10, 1.0, 9), (3, 0.1, 1)])
@@ -75,6 +91,39 @@ def test_trained_fraction_is_rounded_down(steps: int, fraction: float, trained: 
         (["algorithm.name=flow_dppo", "algorithm.clip_rang=1"], ["algorithm.clip_rang is not a key"]),
         (["algorithm.name=dance_grpo", "algorithm.eta=9"], ["algorithm.eta must be a number > 0 and <= 2, got 9"]),
         (["algorithm.name=grpo_guard", "algorithm.sampler=cps"], ["one of flow_sde, wan_sde, got 'cps'"]),
+        (
+            ["algorithm.name=mix_grpo", "algorithm.window.size=9"],
+            ["algorithm: window.size=9 does not fit", "num_steps=10", "use at most 8"],
+        ),
+        (
+            ["algorithm.name=mix_grpo", "algorithm.num_steps=2"],
+            ["algorithm: window.size=4 does not fit", "use at least num_steps=3"],
+        ),
+        (
+            ["algorithm.name=mix_grpo", "algorithm.window.sise=3"],
+            ["algorithm.window.sise is not a key; did you mean algorithm.window.size?"],
+        ),
+        (
+            ["algorithm.name=mix_grpo", "algorithm.window.strategy=slow"],
+            ["algorithm.window.strategy must be one of progressive, decay, exp_decay, random, got 'slow'"],
+        ),
+        (
+            ["algorithm.name=diffusion_nft", "algorithm.adv_clip_max=null"],
+            ["algorithm.adv_clip_max must be a number > 0, got null"],
+        ),
+        (
+            ["algorithm.name=diffusion_nft", "algorithm.clip_range=1e-3"],
+            ["algorithm.clip_range is not a key of diffusion_nft"],
+        ),
+        (
+            ["algorithm.name=diffusion_nft", "algorithm.old_policy_decay=3"],
+            ["algorithm.old_policy_decay must be one of 0, 1, 2, got 3"],
+        ),
+        (
+            ["algorithm.name=diffusion_nft", "algorithm.adv_mode=sign"],
+            ["algorithm.adv_mode must be one of all, positive_only, negative_only, one_only, binary, got 'sign'"],
+        ),
+        (["algorithm.window.size=3"], ["algorithm.window is not a key of flow_grpo, only of mix_grpo"]),
         (["algorithm.dance_grpo.eta=1"], ["algorithm.dance_grpo is not a key"]),
         (["algorithm.best_of_n=3"], ["algorithm.best_of_n must be an integer >= 2 and a multiple of 2 or null, got 3"]),
         (["algorithm.best_of_n=32"], ["algorithm: best_of_n=32 exceeds samples_per_prompt=16"]),
@@ -126,6 +175,19 @@ def test_the_schema_follows_the_name() -> None:
 
     assert valid(name="dance_grpo", eta=0.3) and valid(eta=0.3) and valid(noise_level=0.3) and valid(num_steps=12)
     assert not valid(name="flow_grpo", eta=0.3) and not valid(name="other") and not valid(eta=9)
+
+
+def test_one_key_of_a_window_leaves_the_others() -> None:
+    section = load_config("tiny-ocr", ["algorithm.name=mix_grpo", "algorithm.window.size=2"]).algorithm
+    assert isinstance(section, MixGrpoConfig)
+    assert (section.window.size, section.window.iterations) == (2, 25)
+
+
+def test_without_a_trust_region_there_is_nothing_to_warn_of() -> None:
+    assert not warnings_of(load_config("tiny-ocr", ["algorithm.name=diffusion_nft"]))
+    assert not warnings_of(
+        load_config("tiny-ocr", ["algorithm.name=diffusion_nft", "algorithm.updates_per_iteration=1"])
+    )
 
 
 def test_an_average_that_never_moves_is_a_warning() -> None:

@@ -62,6 +62,15 @@ def test_auto_waits_for_the_group() -> None:
             "cannot be combined with algorithm.std_scope=update",
         ),
         (
+            ["algorithm.name=diffusion_nft", "algorithm.adv_mode=binary"],
+            "cannot be combined with algorithm.adv_mode=binary, which makes of an advantage something else than a "
+            "multiple of it; use adv_mode=all, or advantage=group",
+        ),
+        (
+            ["algorithm.name=diffusion_nft", "algorithm.std_scope=none"],
+            "with algorithm.std_scope=none they may be of any size; use std_scope=group, or advantage=group",
+        ),
+        (
             ["schedule.stale_fraction=0.25"],
             "schedule.advantage=streaming has nothing to act on: schedule.stale_fraction=0.25 makes all 2 groups of "
             "the first update stale, and only fresh ones can be streamed",
@@ -88,6 +97,8 @@ def test_refused_with_a_sentence(overrides: list[str], sentence: str) -> None:
         ["algorithm.name=flow_dppo", "algorithm.samples_per_prompt=64", "algorithm.adv_clip_max=null"],
         ["algorithm.name=dance_grpo"],
         ["algorithm.name=grpo_guard"],
+        ["algorithm.name=mix_grpo", "algorithm.reward_aggregation=rewards"],
+        ["algorithm.name=diffusion_nft"],
     ],
 )
 def test_allowed(overrides: list[str]) -> None:
@@ -123,3 +134,10 @@ def test_advantage_rule_tells_the_statistics_of_every_group(kl_beta: float) -> N
     verdict = runspec.advantage_rule(_config(f"algorithm.kl_beta={kl_beta}"))(groups)  # type: ignore[arg-type]
     assert list(verdict.statistics) == [GroupStatistics(0.5, 0.5 + 1e-4), None, None]
     assert set(verdict.advantages) == ({0, 1, 2, 3} if kl_beta else {0, 1})
+
+
+def test_without_likelihoods_equal_groups_take_part() -> None:
+    """They are neither good nor bad, and hold the others back."""
+    groups = [{0: Scored(0.0), 1: Scored(1.0)}, {2: Scored(0.5), 3: Scored(0.5)}]
+    verdict = runspec.advantage_rule(_config("algorithm.name=diffusion_nft"))(groups)  # type: ignore[arg-type]
+    assert verdict.advantages[2] == verdict.advantages[3] == 0 and not verdict.excluded

@@ -163,7 +163,7 @@ def test_large_batches_decode_in_parts_of_a_size_set_by_geometry(monkeypatch: py
     model = SD3Model(random_pipeline())
     latents = torch.randn((5, *model.latent_shape(GEOMETRY)), generator=torch.Generator().manual_seed(0))
     whole = model.decode(latents).images.int()
-    monkeypatch.setattr("digenrl.models.sd3.PIXELS_PER_DECODE", 2 * 12 * 24)
+    monkeypatch.setattr("digenrl.models.pipeline.PIXELS_PER_DECODE", 2 * 12 * 24)
     assert (model.decode(latents).images.int() - whole).abs().max() <= 1
 
 
@@ -185,9 +185,9 @@ def test_checkpoint_round_trip_and_dtype(tmp_path: Path, capfd: pytest.CaptureFi
 @pytest.mark.parametrize(
     ("geometry", "sentence"),
     [
-        (Geometry(13, 24), r"model.height=13, model.width=24.*multiples of 4 pixels.*nearest size is 12 x 24"),
-        (Geometry(12, 48), r"positions for at most 24 pixels"),
-        (Geometry(12, 24, frames=5), r"images, not videos of 5 frames"),
+        (Geometry(13, 24), r"model.height must be a multiple of 4 for this checkpoint.*got 13; the nearest is 12"),
+        (Geometry(12, 48), r"model.width must be at most 24"),
+        (Geometry(12, 24, frames=5), r"model.frames must be 1 .*pictures, got 5"),
     ],
 )
 def test_geometry_is_checked(geometry: Geometry, sentence: str) -> None:

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import itertools
 
+from digenrl.contributions import UnitMetrics
 from digenrl.identity import MicroBatchId, SampleId
 from digenrl.rewards.base import Failed, Scored
 from digenrl.scheduling.messages import CloseIteration, RolloutDone, Run, ScoresDone, Trained, Updated
 from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, UpdateUnit
-from digenrl.training import UnitMetrics
 from workers.meter import Meter
 from workers.receipts import Receipt
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 import torch
 
@@ -45,6 +47,15 @@ def test_with_stale_groups_the_version_before_is_published_along() -> None:
         assert before is not None
         assert (before.theta, before.weights["w"].item()) == (2 * version - 2, 2 * version - 2)
     assert set(post._states) == {4, 6, 8}
+
+
+def test_what_is_published_of_the_version_before_is_what_generated_its_samples() -> None:
+    post = courier(0.5)
+    for version in (1, 2):
+        post._states[2 * version] = replace(state(2 * version), behaviour={"w": torch.full((1,), -1.0 * version)})
+        published = post.publish(Publish(version, 2 * version, "w0"))
+    assert published.previous is not None and published.previous.theta == 2
+    assert published.previous.weights["w"].item() == -1
 
 
 @pytest.mark.parametrize("version", [1, 2])
