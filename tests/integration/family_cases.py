@@ -89,6 +89,7 @@ class Case:
             samples=tuple(SampleId(7, 0, 0, i) for i in range(size)),
             version=0,
             sigmas=policy.model.sigmas(num_steps, self.geometry),
+            stochastic=tuple(steps),
             steps=tuple(steps),
             sampler="flow_sde",
             noise_level=0.7,

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 import torch
 
-from digenrl.config import AlgorithmConfig, LoraConfig
+from digenrl.config import FlowGrpoConfig, LoraConfig
 from digenrl.config.errors import ConfigError
 from digenrl.config.load import load_config
 from digenrl.loop import train
@@ -211,7 +211,7 @@ def _trained(policy: Policy, spec: RolloutSpec, steps: tuple[int, ...], trajecto
         dict(zip(spec.samples, (1.0, -1.0, 0.5, -0.3), strict=True)),
         current=adapter,
         old=adapter,
-        algorithm=AlgorithmConfig(num_steps=4),
+        algorithm=FlowGrpoConfig(num_steps=4),
         guidance_scale=spec.guidance_scale,
         normaliser=12,
     )
