@@ -18,7 +18,7 @@ import os
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from statistics import median
 from typing import Any
@@ -27,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.emulated_plan import Case, Plan, planned_s
-from benchmarks.emulated_run import Figures, Measured, run, twin
+from benchmarks.emulated_run import Figures, Measured, Orchestration, run, twin
 from benchmarks.emulated_tables import MARKS, agreement_table, orchestration_table, ratio_table
 from benchmarks.overhead_tables import replace_block
 from digenrl.scheduling.ablation import FLEETS, POLICIES, Fleet, Policy, ablation
@@ -65,11 +65,19 @@ def cases(quick: bool) -> list[Case]:
     ]
 
 
-def emulate(planned: Sequence[Plan], say: Callable[[str], None]) -> list[tuple[Plan, Measured, Figures]]:
-    """Run every case for real and, with what orchestration took there, on the virtual clock."""
+def emulate(
+    planned: Sequence[Plan], earlier: dict[str, Any] | None, say: Callable[[str], None]
+) -> list[tuple[Plan, Measured, Figures]]:
+    """Run every case for real and, with what orchestration took there, on the virtual clock.
+
+    Args:
+        planned: what is run.
+        earlier: written by --json: the emulated runs are taken from there.
+        say: tells people.
+    """
     found = []
     for plan in planned:
-        measured = asyncio.run(run(plan))
+        measured = asyncio.run(run(plan)) if earlier is None else measured_before(plan, earlier)
         virtual = twin(plan, measured.orchestration)
         off = virtual.iteration_s / measured.figures.iteration_s - 1
         say(
@@ -78,6 +86,21 @@ def emulate(planned: Sequence[Plan], say: Callable[[str], None]) -> list[tuple[P
         )
         found.append((plan, measured, virtual))
     return found
+
+
+def measured_before(plan: Plan, earlier: dict[str, Any]) -> Measured:
+    """An emulated run of an earlier session.
+
+    Raises:
+        StopIteration: it was not run there.
+    """
+    key = (plan.case.label, plan.case.fleet.name, plan.case.policy.name)
+    row = next(row for row in earlier["rows"] if row["clock"] == "emulated" and _key(row) == key)
+    took = next(row for row in earlier["orchestration"] if _key(row) == key)
+    orchestration = Orchestration(**{field.name: took[field.name] for field in fields(Orchestration)})
+    return Measured(
+        Figures(row["iteration_s"], row["utilisation"], row["stale_share"]), orchestration, seconds=took["seconds"]
+    )
 
 
 def emulated_rows(found: Sequence[tuple[Plan, Measured, Figures]]) -> list[dict[str, Any]]:
@@ -149,7 +172,8 @@ def block(result: dict[str, Any]) -> str:
     where, rows = result["machine"], result["rows"]
     lines = [
         f"`{where['command']}` on {time.strftime('%Y-%m-%d')}: {where['cores']} cores, {where['seconds']:.0f} s in "
-        f"all, load average {where['load_average_before']:.2f} at the start. Pause between two units on a device, "
+        f"all, load average {where['load_average_before']:.2f} at the start"
+        f"{'; emulated runs of an earlier session (--emulated)' if where['earlier'] else ''}. Pause between two units on a device, "
         "measured in the emulated runs (median of their means) and an input of the virtual clock: "
         f"{1000 * where['gap_s']:.1f} ms.",
         "### Emulated devices against the virtual clock",
@@ -184,6 +208,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one workload; 8 devices for real, in two policies")
+    parser.add_argument("--emulated", type=Path, help="take the emulated runs from this file, which --json wrote")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     parser.add_argument("--page", type=Path, help="also rewrite the marked block of this page")
     options = parser.parse_args(arguments)
@@ -194,16 +219,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     def say(text: str) -> None:
         print(f"[{time.monotonic() - began:6.1f} s] {text}", file=sys.stderr, flush=True)
 
-    found = emulate([case.plan() for case in cases(options.quick)], say)
+    earlier = json.loads(options.emulated.read_text()) if options.emulated is not None else None
+    found = emulate([case.plan() for case in cases(options.quick)], earlier, say)
     rows = emulated_rows(found)
     gap_s = median(measured.orchestration.gap_s for _, measured, _ in found)
     rows += virtual_rows(options.quick, gap_s, say)
     twins_off, plans_off = worst(rows)
+    before = earlier["machine"] if earlier is not None else {"seconds": 0.0, "load_average_before": load}
     where = {
         "command": "python benchmarks/emulated_fleet.py" + (" --quick" if options.quick else ""),
+        "earlier": earlier is not None,
         "cores": os.cpu_count(),
-        "seconds": time.monotonic() - began,
-        "load_average_before": load,
+        "seconds": before["seconds"] + time.monotonic() - began,
+        "load_average_before": before["load_average_before"],
         "gap_s": gap_s,
         "worst": twins_off,
         "worst_planned": plans_off,
