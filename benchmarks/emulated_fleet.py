@@ -27,7 +27,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 from benchmarks.emulated_plan import Case, Plan, planned_s
-from benchmarks.emulated_run import Figures, Measured, Orchestration, run, twin
+from benchmarks.emulated_run import Figures, Measured, Orchestration, run, twin, twins_s
 from benchmarks.emulated_tables import MARKS, agreement_table, orchestration_table, ratio_table
 from benchmarks.overhead_tables import replace_block
 from digenrl.scheduling.ablation import FLEETS, POLICIES, Fleet, Policy, ablation
@@ -111,6 +111,7 @@ def emulated_rows(found: Sequence[tuple[Plan, Measured, Figures]]) -> list[dict[
             rates[plan.case, clock] = _samples_per_s(plan, figures)
     rows = []
     for plan, measured, virtual in found:
+        shortest_s, longest_s = twins_s(plan, measured.orchestration)
         base = replace(plan.case, policy=_policy("colocated"))
         for clock, figures in (("emulated", measured.figures), ("virtual twin", virtual)):
             rate = rates[plan.case, clock]
@@ -128,6 +129,8 @@ def emulated_rows(found: Sequence[tuple[Plan, Measured, Figures]]) -> list[dict[
                     "stale_share": figures.stale_share,
                     "iteration_s": figures.iteration_s,
                     "planned_s": planned_s(plan),
+                    "shortest_twin_s": shortest_s,
+                    "longest_twin_s": longest_s,
                 }
             )
     return rows
@@ -173,9 +176,9 @@ def block(result: dict[str, Any]) -> str:
     lines = [
         f"`{where['command']}` on {time.strftime('%Y-%m-%d')}: {where['cores']} cores, {where['seconds']:.0f} s in "
         f"all, load average {where['load_average_before']:.2f} at the start"
-        f"{'; emulated runs of an earlier session (--emulated)' if where['earlier'] else ''}. Pause between two units on a device, "
-        "measured in the emulated runs (median of their means) and an input of the virtual clock: "
-        f"{1000 * where['gap_s']:.1f} ms.",
+        f"{'; emulated runs of an earlier session (--emulated)' if where['earlier'] else ''}. "
+        "Pause between two units on a device, measured in the emulated runs (median of their means) and an input of "
+        f"the virtual clock: {1000 * where['gap_s']:.1f} ms.",
         "### Emulated devices against the virtual clock",
         agreement_table(rows),
         f"Largest difference of the virtual clock: {100 * where['worst']:.1f} %; of the plan: "

@@ -2,6 +2,7 @@
 
     run(plan)            real Dask workers that sleep, driven by the engine -> Measured
     twin(plan, costs)    the same plan, simulated with what orchestration was measured to take -> Figures
+    twins_s(plan, costs) how far apart such twins are if their pauses vary
 
 Both leave a log of the scheduler's events and commands, from which the same functions take the same figures.
 """
@@ -29,8 +30,8 @@ from workers.engine import Engine
 from workers.listener import Listener
 from workers.receipts import RunSetup
 
-#: Simulations of one emulated run; an odd number.
-TWINS = 7
+#: Twins with luck, and by what share of its mean a pause or a copy differs in them at most.
+TWINS, SPREAD = 7, 0.25
 
 #: Commands that move something, and how the table of orchestration calls them.
 MOVES: dict[type, str] = {m.Install: "install", m.Transfer: "transfer", m.Reduce: "merge", m.Commit: "commit"}
@@ -265,27 +266,28 @@ async def run(plan: Plan) -> Measured:
     return Measured(figures(recorder.log, plan.shape, len(plan.kinds)), orchestration, seconds=time.monotonic() - began)
 
 
-def twin(plan: Plan, orchestration: Orchestration) -> Figures:
-    """The same plan on the virtual clock: of `TWINS` simulations, the one in the middle by its iteration time.
-
-    Who is asked first depends on milliseconds, and what follows from that is another schedule, some percent longer or
-    shorter. So every pause is drawn, between 0 and twice the mean that was measured.
+def twin(plan: Plan, orchestration: Orchestration, luck: random.Random | None = None) -> Figures:
+    """The same plan on the virtual clock. With `luck`, pauses and copies differ from their means by up to `SPREAD`.
 
     Raises:
         RuntimeError: it does not come to its end.
     """
-    found = sorted((_simulated(plan, orchestration, seed) for seed in range(TWINS)), key=lambda f: f.iteration_s)
-    return found[TWINS // 2]
-
-
-def _simulated(plan: Plan, orchestration: Orchestration, seed: int) -> Figures:
     joins = [m.WorkerJoined(str(i), kind, _EVERYTHING) for i, kind in enumerate(plan.kinds)]
     for join in joins:
         plan.costs.observe(join)
-    result = _Twin(plan, orchestration, joins, random.Random(seed)).run()
+    result = _Twin(plan, orchestration, joins, luck).run()
     if not result.finished:
         raise RuntimeError(f"{plan.case.label}, {plan.case.policy.name}: {result.failure or result.waiting_for}")
     return figures(Log.of(result.events, result.commands), plan.shape, len(joins))
+
+
+def twins_s(plan: Plan, orchestration: Orchestration) -> tuple[float, float]:
+    """Seconds of an iteration, the shortest and the longest of `TWINS` twins with luck.
+
+    Who is asked first depends on milliseconds, and another first answer is another schedule.
+    """
+    found = [twin(plan, orchestration, random.Random(seed)).iteration_s for seed in range(TWINS)]
+    return min(found), max(found)
 
 
 _EVERYTHING: frozenset[m.Capability] = frozenset({"rollout", "train", "score"})
@@ -295,7 +297,7 @@ class _Twin(Simulation):
     """A simulation in which orchestration takes the time it was measured to take."""
 
     def __init__(
-        self, plan: Plan, orchestration: Orchestration, joins: Sequence[m.WorkerJoined], luck: random.Random
+        self, plan: Plan, orchestration: Orchestration, joins: Sequence[m.WorkerJoined], luck: random.Random | None
     ) -> None:
         self._plan = plan
         self._orchestration = orchestration
@@ -312,11 +314,14 @@ class _Twin(Simulation):
 
     def _move_s(self, command: m.Command) -> float:
         mean_s = self._orchestration.move_s.get(MOVES[type(command)], 0.0)
-        return self._plan.costs.move_s(command) + self._luck.uniform(0.0, 2 * mean_s)
+        return self._plan.costs.move_s(command) + self._varied(mean_s)
 
     def _between_s(self, previous: Unit | None, unit: Unit, kind: str) -> float:
-        held_up_s = self._orchestration.trip_s[unit.lane] if self._sending else self._orchestration.gap_s
-        return self._luck.uniform(0.0, 2 * held_up_s) + self._plan.costs.between_s(previous, unit, kind)
+        held_up_s = self._orchestration.trip_s[unit.lane] if self._sending else self._varied(self._orchestration.gap_s)
+        return held_up_s + self._plan.costs.between_s(previous, unit, kind)
+
+    def _varied(self, mean_s: float) -> float:
+        return mean_s if self._luck is None else mean_s * self._luck.uniform(1 - SPREAD, 1 + SPREAD)
 
 
 def _cpu_s(process: psutil.Process) -> float:

@@ -12,7 +12,7 @@ MARKS = Marks("emulated_fleet", "benchmarks/emulated_fleet.py")
 
 def agreement_table(rows: Sequence[dict[str, Any]]) -> str:
     """Emulated runs beside their twins."""
-    header = ("workload", "fleet", "policy", "iteration, s", "virtual clock, s", "difference, %")
+    header = ("workload", "fleet", "policy", "iteration, s", "virtual clock, s", "difference, %", "if pauses vary, %")
     header += ("planned, s", "difference, %", "of the bound, %", "busy, %", "to colocated")
     twins = {_key(row): row for row in rows if row["clock"] == "virtual twin"}
     lines = []
@@ -25,6 +25,8 @@ def agreement_table(rows: Sequence[dict[str, Any]]) -> str:
                     f"{seconds:.2f}",
                     f"{virtual_s:.2f}",
                     f"{100 * (virtual_s / seconds - 1):+.1f}",
+                    f"{100 * (row['shortest_twin_s'] / seconds - 1):+.1f} to "
+                    f"{100 * (row['longest_twin_s'] / seconds - 1):+.1f}",
                     f"{row['planned_s']:.2f}",
                     f"{100 * (row['planned_s'] / seconds - 1):+.1f}",
                     f"{100 * row['fraction_of_bound']:.0f}",
