@@ -13,6 +13,7 @@ from digenrl.config.errors import ConfigError
 from digenrl.policy import adapter_hash
 from digenrl.scheduling.messages import AdapterRef
 from runs import small
+from workers.held import join_state, split_state
 from workers.receipts import RunSetup
 from workers.replica import Replica
 
@@ -57,8 +58,8 @@ def test_base_weights_are_the_same_after_a_hundred_publications() -> None:
     before, adapter = base(), replica.policy.initial_adapter()
     for theta in range(1, 101):
         moved = {name: tensor + 0.01 * theta for name, tensor in adapter.items()}
-        replica.store(AdapterRef(theta), None, moved, adapter_hash(moved))
-        replica.policy.bind(replica.load(AdapterRef(theta))[1], theta)
+        replica.store(AdapterRef(theta), None, join_state(moved), adapter_hash(moved))
+        replica.policy.bind(split_state(replica.load(AdapterRef(theta))[1]).adapter, theta)
         replica.drop(((theta, AdapterRef(theta)),))
     with replica.policy.reference():
         pass

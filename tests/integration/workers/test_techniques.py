@@ -217,7 +217,7 @@ def test_streamed_gradient_is_the_ordinary_one(three: Ground, algorithm: tuple[s
     ours, gradient = _wide(three, streaming)
     theirs, wanted = _wide(three, ordinary)
     assert streamed(ours) > 0 and not streamed(theirs)
-    assert len({run.worker for run in of_kind(ours, TrainUnit) if run.rewards}) == 2
+    assert len({run.worker for run in of_kind(ours, TrainUnit) if run.rewards}) > 1
     assert ours.fingerprints == theirs.fingerprints
     assert {tensor.dtype for tensor in gradient.values()} == {torch.float64}
     norm = torch.stack([t.square().sum() for t in wanted.values()]).sum().sqrt()
