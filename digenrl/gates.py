@@ -21,14 +21,13 @@ class LogProbGate:
 
     They are never put into the ratio (`digenrl.training`), so a gap does not bias the loss by itself. But they differ
     by rounding alone: kernels depend on the shape of the batch. How much that is, with this model on this hardware, the
-    first update shows. More means that what is trained is no longer what was drawn: other weights, another schedule,
-    other embeddings.
+    first update shows that trains on anything. More means that what is trained is no longer what was drawn: other
+    weights, another schedule, other embeddings.
     """
 
-    def __init__(self, config: RunConfig, first_theta: int) -> None:
-        """`first_theta`: the adapter that the first update of this attempt is computed under."""
+    def __init__(self, config: RunConfig) -> None:
         self._config = config
-        self._first_theta = first_theta
+        self._first_theta: int | None = None  # the adapter that this update was computed under
         self._floor = 0.0
         self._cautioned = False
 
@@ -42,6 +41,10 @@ class LogProbGate:
             metrics: what it reported.
         """
         gap, given = metrics.logp_gap_max, self._config.gates.max_logp_gap
+        if not metrics.pairs:
+            return None
+        if self._first_theta is None:
+            self._first_theta = theta
         if given is None and theta == self._first_theta:
             self._floor = max(self._floor, gap)
             return None

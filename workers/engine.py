@@ -106,7 +106,7 @@ class Engine:
         self._done: list[Future] = []
         self._submissions = 0
         self._meter = Meter()
-        self._gate = LogProbGate(setup.config, start.theta if start is not None else 0)
+        self._gate = LogProbGate(setup.config)
         self._gaps = Gaps()
         self._moving: dict[m.Event, float] = {}
         self._finished = False

@@ -12,7 +12,7 @@ UNIT = TrainUnit(MicroBatchId("train", 3, 1), (2, 3))
 
 
 def gate(*overrides: str) -> LogProbGate:
-    return LogProbGate(load_config("tiny-smoke", overrides), first_theta=4)
+    return LogProbGate(load_config("tiny-smoke", overrides))
 
 
 def judged(gate: LogProbGate, theta: int, gap: float) -> str | None:
@@ -29,6 +29,14 @@ def test_the_first_update_shows_what_rounding_is() -> None:
     assert sentence.startswith("log-probs of train i3 m1 t2,3 on worker 1 differ by up to 0.00011 from those noted at")
     assert "more than 5 times the 2e-05 of the first update" in sentence
     assert "model.dtype=float32, 12 x 24, micro-batches of" in sentence
+
+
+def test_an_update_that_trains_on_nothing_shows_nothing() -> None:
+    watch = gate()
+    assert watch.violation(UNIT, 3, "worker 1", UnitMetrics()) is None
+    assert judged(watch, 4, 1e-3) is None
+    assert judged(watch, 5, 4e-3) is None
+    assert judged(watch, 5, 6e-3) is not None
 
 
 def test_a_millionth_is_rounding_in_any_case() -> None:
