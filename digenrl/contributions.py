@@ -10,8 +10,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass, fields
 
+import torch
+
 from digenrl.algorithms.streaming import StreamedGradient
-from digenrl.policy import Adapter
+from digenrl.policy import Adapter, Policy
 from digenrl.trajectory import Trajectory
 
 #: What only a transition with a likelihood has.
@@ -87,6 +89,12 @@ class Contribution:
 
     gradient: Adapter
     metrics: UnitMetrics
+
+    @classmethod
+    def nothing(cls, policy: Policy) -> Contribution:
+        """Of a unit in which no sample takes part."""
+        zeros = {name: torch.zeros_like(p, requires_grad=False) for name, p in policy.trainable().items()}
+        return cls(zeros, UnitMetrics())
 
 
 @dataclass(frozen=True, eq=False)

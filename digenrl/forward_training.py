@@ -58,8 +58,7 @@ def train_forward(
     trajectory.check_schedule(algorithm.num_steps)
     points = _points(trajectory, embeddings, steps, advantages, policy.device)
     if points is None:
-        zeros = {name: torch.zeros_like(p, requires_grad=False) for name, p in policy.trainable().items()}
-        return Contribution(zeros, UnitMetrics())
+        return Contribution.nothing(policy)
     r = algorithm.optimality(points.weights)
     terms, kl = _evaluate(policy, points, r, current, old, algorithm, guidance_scale)
     loss = normalised_loss(terms.loss, normaliser, kl, algorithm.kl_beta)

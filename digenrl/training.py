@@ -93,8 +93,7 @@ def train_unit(
     rules = policy_gradient_of(algorithm)
     pairs = gather(trajectory, embeddings, steps, advantages, rules, policy.device)
     if pairs is None:
-        zeros = {name: torch.zeros_like(p, requires_grad=False) for name, p in policy.trainable().items()}
-        return Contribution(zeros, UnitMetrics())
+        return Contribution.nothing(policy)
     old_mean = None
     if old.tag != current.tag:
         policy.bind(old.weights, old.tag)
