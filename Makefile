@@ -43,8 +43,8 @@ $(VENV)/.installed: pyproject.toml constraints.txt
 train: $(VENV)/.installed ## Train the tiny text-to-image model with GRPO (about 3 minutes on 2 cores)
 	@$(BIN)/digenrl train tiny-ocr cluster.device=$(DEVICE)
 
-test: $(VENV)/.installed ## Run the whole test suite
-	@$(BIN)/python -m pytest --durations=15
+test: $(VENV)/.installed ## Run the whole test suite, a file per core at a time
+	@$(BIN)/python -m pytest -n logical --maxprocesses 4 --dist loadfile --durations=15
 
 check: $(VENV)/.installed ## Lint, types, import directions
 	$(BIN)/ruff check .
