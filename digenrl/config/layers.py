@@ -1,6 +1,7 @@
 """Layers of configuration: presets, files that extend one another, overrides; and where each value was written.
 
     preset_names()                  the presets that ship
+    preset_text(name)               one of them as it is written, comments included
     read_layers(name) -> Layer      a preset or file with everything it extends, merged
     override(layer, text) -> Layer  one `section.key=value` on top
 
@@ -14,6 +15,7 @@ import errno
 import stat
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -62,8 +64,27 @@ class _Source:
 
 def preset_names() -> list[str]:
     """Names of the presets that ship with DigenRL."""
-    entries = files("digenrl.data").joinpath("presets").iterdir()
+    entries = _presets().iterdir()
     return sorted(entry.name.removesuffix(".yaml") for entry in entries if entry.name.endswith(".yaml"))
+
+
+def base_names() -> list[str]:
+    """Names of what several presets extend; a file of a user's own may extend them too."""
+    entries = _presets().joinpath("bases").iterdir()
+    return sorted(f"bases/{entry.name.removesuffix('.yaml')}" for entry in entries if entry.name.endswith(".yaml"))
+
+
+def preset_text(name: str) -> str:
+    """A preset's file.
+
+    Raises:
+        FileNotFoundError: there is none of that name.
+    """
+    return _presets().joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def _presets() -> Traversable:
+    return files("digenrl.data").joinpath("presets")
 
 
 def read_layers(name: str) -> Layer:
@@ -98,9 +119,8 @@ def _read(source: _Source, chain: tuple[_Source, ...]) -> Layer:
 
 def _open(name: str, directory: Path, where: str) -> _Source:
     """Find `name`: a preset, else a file relative to `directory`. `where` ends the sentence of an error."""
-    if name in preset_names():
-        resource = files("digenrl.data").joinpath("presets", f"{name}.yaml")
-        return _Source(f"preset {name}", f"preset:{name}", Path(), resource.read_bytes())
+    if name in (*preset_names(), *base_names()):
+        return _Source(f"preset {name}", f"preset:{name}", Path(), preset_text(name).encode())
     path = directory / Path(name).expanduser()
     if not name.strip():
         raise ConfigError(f"expected a preset ({', '.join(preset_names())}) or a YAML file, got an empty name{where}")
