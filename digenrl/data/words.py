@@ -1,7 +1,7 @@
 """The "words" set: prompts for real models, each asking for a picture with one or two words in it.
 
-    split()           200 prompts to train on and 50 held out; no text to be written is in both
-    write_prompts()   the two prompt sets that ship with the package
+split()           200 prompts to train on and 50 held out; no text to be written is in both
+write_prompts()   the two prompt sets that ship with the package
 """
 
 from __future__ import annotations
