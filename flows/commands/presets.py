@@ -4,13 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich.table import Table
 from rich.text import Text
 
 from digenrl import runspec
 from digenrl.config import RunConfig
 from digenrl.config.presets import Preset, presets
 from flows.plan.tables import console
+
+#: What a table says of each preset beside its name.
+FACTS = ("reward", "trained", "samples", "steps", "size")
 
 
 def run(*, markdown: bool) -> None:
@@ -20,21 +22,22 @@ def run(*, markdown: bool) -> None:
     if markdown:
         out.print(markdown_table(found), soft_wrap=True)
         return
-    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    for column in ("preset", "algorithm", "reward", "trained", "samples", "steps", "size"):
-        table.add_column(column, no_wrap=True)
-    for preset in found:
-        config = preset.config
-        cells = (config.algorithm.name, *facts(config))
-        table.add_row(Text(preset.name, "bold"), *cells)
-    out.print(table)
-    out.print()
-    out.print("see one run here: digenrl train PRESET --dry-run; what it sets: digenrl config show PRESET", style="dim")
+    rows = [("preset", "algorithm", *FACTS), *((p.name, p.config.algorithm.name, *facts(p.config)) for p in found)]
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row, title in zip(rows, ("", *(preset.title for preset in found)), strict=True):
+        cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
+        name, text = cells[0], "  ".join(("", *cells[1:])).rstrip()
+        out.print(Text.assemble((name, "bold"), (text, "" if title else "bold")), no_wrap=True, overflow="ellipsis")
+        if title:
+            out.print(Text(f"  {title}", "dim"), no_wrap=True, overflow="ellipsis")
+    out.print(
+        "\nsee one run here: digenrl train PRESET --dry-run; what it sets: digenrl config show PRESET", style="dim"
+    )
 
 
 def markdown_table(found: Sequence[Preset]) -> str:
     """The table of docs/presets.md."""
-    heads = ("preset", "what it does", "reward", "trained", "samples", "steps", "size")
+    heads = ("preset", "what it does", *FACTS)
     rows = [heads, ("---",) * len(heads)]
     rows += [(f"`{preset.name}`", preset.title, *facts(preset.config)) for preset in found]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in rows)
@@ -48,5 +51,5 @@ def facts(config: RunConfig) -> tuple[str, ...]:
         f"LoRA {lora.rank}/{lora.alpha}",
         f"{algorithm.prompts_per_iteration} x {algorithm.samples_per_prompt}",
         f"{runspec.trained_step_count(config)} of {algorithm.num_steps}",
-        f"{model.height} x {model.width}" + (f" x {model.frames}" if model.frames > 1 else ""),
+        f"{model.height}x{model.width}" + (f"x{model.frames}" if model.frames > 1 else ""),
     )

@@ -3,7 +3,8 @@
     subject_of(name, overrides) -> Subject
     subject_from(name, config, workload)      the same of what has been read
 
-A configuration that names a published checkpoint is a workload of its own sizes (flows.plan.published). A workload (digenrl/data/workloads.yaml) becomes a configuration of its sizes, so the same overrides apply to both.
+A configuration that names a published checkpoint is a workload of its own sizes (flows.plan.published). A workload
+(digenrl/data/workloads.yaml) becomes a configuration of its sizes, so the same overrides apply to both.
 """
 
 from __future__ import annotations
