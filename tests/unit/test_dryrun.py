@@ -1,0 +1,148 @@
+"""Dry runs apart from the run: what they shrink, what they refuse to call passed, what they say is needed."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from digenrl import runspec
+from digenrl.config import RunConfig
+from digenrl.config.load import load_config
+from digenrl.config.presets import presets
+from digenrl.contributions import UnitMetrics
+from flows.dryrun.needs import needs_of, smallest_gpu
+from flows.dryrun.report import passed
+from flows.dryrun.shrink import shrink
+from flows.dryrun.witness import Witness
+from flows.errors import ExpectedError
+from workers.listener import IterationReport
+
+NAMES = [preset.name for preset in presets()]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_decides_what_is_computed_stays(name: str) -> None:
+    given = load_config(name)
+    small = shrink(given)
+    ignored = {"prompts_per_iteration", "samples_per_prompt", "best_of_n"}
+    assert small.algorithm.model_dump(exclude=ignored) == given.algorithm.model_dump(exclude=ignored)
+    assert small.model.guidance_scale == given.model.guidance_scale
+    assert (small.lora, small.data, small.seed) == (given.lora, given.data, given.seed)
+    steps = [runspec.shape(config, 2).trained_steps(0) for config in (small, given)]
+    assert steps[0] == steps[1]
+    assert small.schedule.model_copy(update={"micro_batch": given.schedule.micro_batch}) == given.schedule
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_what_runs_is_small_and_here(name: str) -> None:
+    given, small = load_config(name), shrink(load_config(name))
+    assert small.iterations == 1 and small.model.path.startswith(("tiny:", "package:"))
+    assert (small.cluster.address, small.cluster.device, small.cluster.workers) == ("local", "cpu", 2)
+    assert small.algorithm.prompts_per_iteration * small.algorithm.samples_per_prompt <= 16
+    several = [config.micro_batch < config.algorithm.samples_per_prompt for config in (small, given)]
+    assert several[0] == several[1], "a group has several micro-batches, or one"
+
+
+@pytest.mark.parametrize(
+    ("overrides", "groups"),
+    [
+        ((), 2),
+        (("algorithm.updates_per_iteration=1",), 2),
+        (("algorithm.updates_per_iteration=16",), 16),
+        (("schedule.stale_fraction=0.25",), 4),
+        (("schedule.advantage=streaming", "algorithm.std_scope=group"), 2),
+        (("schedule.layout=colocated", "cluster.workers=1"), 2),
+        (("algorithm.samples_per_prompt=2", "schedule.micro_batch=1"), 2),
+        (("algorithm.best_of_n=24",), 2),
+        (("optimizer.warmup_iterations=50", "tracking.uri=http://elsewhere:5000"), 2),
+        (("cluster.address=tcp://nowhere:8786", "cluster.workers=64", "cluster.trainers=32"), 2),
+    ],
+)
+def test_groups_are_as_few_as_the_run_allows(overrides: tuple[str, ...], groups: int) -> None:
+    small = shrink(load_config("sd35-medium-flow_grpo", overrides))
+    assert small.algorithm.prompts_per_iteration == groups
+    assert small.tracking.uri == "managed"
+
+
+def test_several_rewards_stay_several() -> None:
+    terms = "rewards=[{name: ocr}, {name: jpeg_compressibility, weight: 0.1}]"
+    assert len(shrink(load_config("flux1-dev-mix_grpo", [terms])).rewards) == 2
+
+
+def test_a_tiny_preset_keeps_its_model_and_reward() -> None:
+    given = load_config("tiny-ocr")
+    assert (shrink(given).model, shrink(given).rewards) == (given.model, given.rewards)
+
+
+# What is called passed
+
+
+def witness(trained: int = 8, skipped: int = 0, **changes: object) -> Witness:
+    report = IterationReport(0, 1.0, [0.5], {}, trained, {"zero variance": 4}, skipped, {}, {})
+    first = UnitMetrics(pairs=4, ratio=4.0, ratio_max=1.0, logp_gap_max=1e-7)
+    return replace(Witness(report, first, layers=3, moved=True), **changes)
+
+
+def test_gates_that_passed_are_named() -> None:
+    lines = dict(passed(witness()))
+    assert "1 ± 1.0e-07" in lines["replay"]
+    assert lines["adapter"].startswith("3 layers bound")
+    assert "8 (sample, step) pairs; 4 left out" in lines["gradients"]
+    assert "exactly 1" in dict(passed(witness(first=UnitMetrics(pairs=4))))["replay"]
+    assert "none" in dict(passed(witness(first=UnitMetrics(pairs=4, forward=4))))["replay"]
+
+
+@pytest.mark.parametrize(
+    ("shown", "why"),
+    [
+        (witness(trained=0), "trained nothing .zero variance: 4."),
+        (witness(report=None), "trained nothing"),
+        (witness(first=UnitMetrics()), "trained nothing"),
+        (witness(moved=False), "changed no weights"),
+        (witness(skipped=1), "1 were skipped"),
+    ],
+)
+def test_an_iteration_that_shows_nothing_has_not_passed(shown: Witness, why: str) -> None:
+    with pytest.raises(ExpectedError, match=why):
+        passed(shown)
+
+
+# What is needed
+
+
+def test_needs_follow_from_sizes() -> None:
+    found = needs_of(load_config("flux1-dev-flow_grpo"))
+    assert found is not None
+    # 11.9e9 parameters of two bytes; the adapter's states and four samples' activations come on top.
+    assert 23.8e9 < found.rollout_bytes < 26e9 and found.rollout_bytes < found.train_bytes < 40e9
+    assert found.download_bytes == pytest.approx(2 * (11.90e9 + 4.97e9), rel=0.01)
+    assert found.iteration_s is not None and 0 < found.trainers < 8
+    half = needs_of(load_config("flux1-dev-flow_grpo", ["algorithm.prompts_per_iteration=24"]))
+    assert half is not None and half.iteration_s == pytest.approx(found.iteration_s / 2, rel=0.1)
+
+
+def test_a_micro_batch_that_fits_no_h100_has_needs_but_no_time() -> None:
+    found = needs_of(load_config("wan2.1-14b-dance_grpo", ["schedule.micro_batch=16"]))
+    assert found is not None and found.iteration_s is None
+    assert found.train_bytes > 80e9
+
+
+def test_needs_of_an_unknown_checkpoint_are_not_made_up() -> None:
+    assert needs_of(load_config("flux1-dev-flow_grpo", ["model.path=me/my-flux"])) is None
+    assert needs_of(load_config("tiny-ocr")) is None
+
+
+@pytest.mark.parametrize(
+    ("size", "gpu"), [(10e9, "24 GB"), (24e9, "48 GB"), (70e9, "80 GB"), (100e9, "141 GB"), (500e9, "more than 180 GB")]
+)
+def test_the_smallest_gpu_with_room(size: float, gpu: str) -> None:
+    assert smallest_gpu(size).startswith(gpu)
+
+
+def test_every_published_preset_fits_one_gpu_a_role() -> None:
+    for preset in presets():
+        config: RunConfig = preset.config
+        if preset.is_published:
+            found = needs_of(config.model_copy(update={"iterations": 1}))
+            assert found is not None and found.train_bytes + found.beside_bytes < 0.9 * 80e9, preset.name
