@@ -102,7 +102,7 @@ def _read(source: _Source, chain: tuple[_Source, ...]) -> Layer:
         raise ConfigError(f"extends goes round in a circle: {' -> '.join(link.label for link in chain)}")
     document = config_yaml.read(source.data, source.label)
     if document.value is None:
-        raise ConfigError(f"{source.label} is empty; start from a preset: extends: {preset_names()[0]}")
+        raise ConfigError(f"{source.label} is empty; start from a preset, such as extends: tiny-ocr")
     if not isinstance(document.value, dict):
         raise ConfigError(f"{source.label} must hold sections and keys, got {shown(document.value)}")
     value = dict(document.value)
@@ -123,7 +123,7 @@ def _open(name: str, directory: Path, where: str) -> _Source:
         return _Source(f"preset {name}", f"preset:{name}", Path(), preset_text(name).encode())
     path = directory / Path(name).expanduser()
     if not name.strip():
-        raise ConfigError(f"expected a preset ({', '.join(preset_names())}) or a YAML file, got an empty name{where}")
+        raise ConfigError(f"expected a preset (`digenrl presets` lists them) or a YAML file, got an empty name{where}")
     try:
         data = _read_file(path, where)
         return _Source(str(path), str(path.resolve()), path.parent, data)
