@@ -41,16 +41,15 @@ def run(preset: str, overrides: Sequence[str], config: RunConfig) -> None:
     check(small)
     home = Path(tempfile.mkdtemp(prefix="digenrl-dry-run-"))
     os.environ["DIGENRL_HOME"] = str(home)
-    witness = Witness()
+    directory, witness = RunDirectory.create(home, preset, small), Witness()
     try:
-        directory = RunDirectory.create(home, preset, small)
         execute(directory, small, resume=False, prefect=None, watchers=(witness,), passing=True)
         gates = passed(witness)
     except (KeyboardInterrupt, typer.Exit):
         shutil.rmtree(home, ignore_errors=True)
         raise
     except Exception as error:
-        raise ExpectedError(f"the dry run failed: {error}; its log is {home}/*/log.txt") from error
+        raise ExpectedError(f"the dry run failed: {error}; its log is {directory.log_path}") from error
     shutil.rmtree(home, ignore_errors=True)
     assert witness.report is not None, "its gates were looked at"
     needs = needs_of(config)

@@ -55,6 +55,16 @@ def test_one_iteration_runs_passes_its_gates_and_leaves_nothing(
     assert not left(home)
 
 
+def test_a_gate_that_fails_is_told_and_the_log_stays(home: Home) -> None:
+    stderr = home.run("train", "flux1-dev-dance_grpo", "gates.max_logp_gap=1e-12", "--dry-run", code=1).stderr
+    assert re.search(
+        r"digenrl: the dry run failed: log-probs of .* differ by up to .* gates.max_logp_gap=1e-12", stderr
+    )
+    log = Path(stderr.rpartition("its log is ")[2].strip())
+    assert log.parents[1] in left(home)
+    assert "differ by up to" in log.read_text()
+
+
 @pytest.mark.parametrize(
     ("argv", "sentence"),
     [
