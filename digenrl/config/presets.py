@@ -1,6 +1,6 @@
 """The presets that ship, with what they say about themselves.
 
-    presets() -> list[Preset]       all of them, by name
+    presets() -> list[Preset]       all of them
 
 A preset's file begins with comments: first a sentence that describes it, then where its numbers are from, then how it
 deviates from that.
@@ -41,8 +41,8 @@ class Preset:
 
 
 def presets() -> list[Preset]:
-    """All presets, those of a model together."""
-    return [_preset(name) for name in preset_names()]
+    """All presets: those that run anywhere first, then by model."""
+    return sorted(map(_preset, preset_names()), key=lambda preset: (preset.is_published, preset.name))
 
 
 def _preset(name: str) -> Preset:

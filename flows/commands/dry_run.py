@@ -19,7 +19,7 @@ import typer
 from digenrl.config import RunConfig
 from digenrl.preflight import check, check_prompts
 from flows.commands.train import execute
-from flows.dryrun.needs import needs_of
+from flows.dryrun.needs import memory_of, pace_of
 from flows.dryrun.report import passed, show
 from flows.dryrun.shrink import shrink
 from flows.dryrun.witness import Witness
@@ -52,8 +52,8 @@ def run(preset: str, overrides: Sequence[str], config: RunConfig) -> None:
         raise ExpectedError(f"the dry run failed: {error}; its log is {directory.log_path}") from error
     shutil.rmtree(home, ignore_errors=True)
     assert witness.report is not None, "its gates were looked at"
-    needs = needs_of(config)
+    needs = (memory_of(config), pace_of(config))
     seconds = (witness.report.seconds, time.monotonic() - began)
     name = Path(preset).name.removesuffix(".yaml").removesuffix(".yml")
     command = shlex.join(["digenrl", "train", preset, *overrides])
-    show(console(), name, config, small, gates, needs, seconds, command)
+    show(console(), name, config, small, gates, *needs, seconds, command)

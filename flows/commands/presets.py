@@ -9,10 +9,11 @@ from rich.text import Text
 from digenrl import runspec
 from digenrl.config import RunConfig
 from digenrl.config.presets import Preset, presets
+from flows.dryrun.needs import memory_of, smallest_gpu
 from flows.plan.tables import console
 
 #: What a table says of each preset beside its name.
-FACTS = ("reward", "trained", "samples", "steps", "size")
+FACTS = ("reward", "trained", "samples", "steps", "size", "GPU")
 
 
 def run(*, markdown: bool) -> None:
@@ -44,12 +45,21 @@ def markdown_table(found: Sequence[Preset]) -> str:
 
 
 def facts(config: RunConfig) -> tuple[str, ...]:
-    """Rewards; what is trained; groups and their size; trained of all steps; pixels and frames."""
+    """Rewards; what is trained; groups and their size; trained of all steps; pixels and frames; a worker's GPU."""
     algorithm, model, lora = config.algorithm, config.model, config.lora
     return (
         ", ".join(term.name for term in config.rewards),
         f"LoRA {lora.rank}/{lora.alpha}",
-        f"{algorithm.prompts_per_iteration} x {algorithm.samples_per_prompt}",
+        f"{algorithm.prompts_per_iteration}x{algorithm.samples_per_prompt}",
         f"{runspec.trained_step_count(config)} of {algorithm.num_steps}",
         f"{model.height}x{model.width}" + (f"x{model.frames}" if model.frames > 1 else ""),
+        _gpu(config),
     )
+
+
+def _gpu(config: RunConfig) -> str:
+    """What a worker needs, as estimated."""
+    if config.cluster.device == "cpu":
+        return "none"
+    memory = memory_of(config)
+    return "?" if memory is None else f"{smallest_gpu(memory.most)} GB"

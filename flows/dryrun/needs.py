@@ -8,8 +8,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from digenrl.config import RunConfig
+from digenrl.config.errors import ConfigError
 from digenrl.scheduling.bound import Pool
-from digenrl.scheduling.workloads import Workload
 from flows.plan.costs import GAP_S
 from flows.plan.memory import GIB, USABLE, need_of
 from flows.plan.published import workload_of
@@ -20,66 +20,78 @@ from flows.plan.subject import subject_from
 GPUS = {24: "RTX 4090, L4", 48: "L40S, RTX A6000", 80: "A100, H100", 141: "H200", 180: "B200"}
 #: GPUs for which the time of an iteration is predicted.
 FLEET = 8
+_UNLIMITED = 1e15
 #: Bytes of a parameter of the text encoders and the VAE, which mostly are the former.
 _HALF = 2
 
 
 @dataclass(frozen=True)
-class Needs:
-    """Of one worker, and of an iteration.
+class Memory:
+    """Bytes of one worker, and of the checkpoint.
 
     Attributes:
-        rollout_bytes: to roll out a micro-batch.
-        train_bytes: to train one timestep of a micro-batch at a time.
-        beside_bytes: text encoders and VAE, for as long as they are on the device.
-        download_bytes: of the checkpoint, at two bytes a parameter.
-        device: name of the GPU that time is predicted for.
-        iteration_s: predicted for FLEET of them, rewards left out; None: the run does not fit its memory.
+        rollout: to roll out a micro-batch.
+        train: to train one timestep of a micro-batch at a time.
+        beside: text encoders and VAE, for as long as they are on the device.
+        download: of the checkpoint, at two bytes a parameter.
+    """
+
+    rollout: float
+    train: float
+    beside: float
+    download: float
+
+    @property
+    def most(self) -> float:
+        """Of a worker that does both."""
+        return max(self.rollout, self.train) + self.beside
+
+
+@dataclass(frozen=True)
+class Pace:
+    """How long an iteration takes.
+
+    Attributes:
+        device: name of the GPU, of which there are FLEET.
+        iteration_s: predicted, rewards left out; None: a micro-batch does not fit its memory.
         trainers: how many of them train.
     """
 
-    rollout_bytes: float
-    train_bytes: float
-    beside_bytes: float
-    download_bytes: float
     device: str
     iteration_s: float | None
-    trainers: int
+    trainers: int = 0
 
 
-def needs_of(config: RunConfig) -> Needs | None:
-    """Estimate it."""
+def memory_of(config: RunConfig) -> Memory | None:
+    """Estimate it; None if the checkpoint is not among those whose sizes are known."""
     workload = workload_of(config)
     if workload is None:
         return None
-    beside = _HALF * workload.checkpoint.other_parameters
-    download = _HALF * (workload.model.parameters + workload.checkpoint.other_parameters)
-    roomy = replace(workload, device=replace(workload.device, memory_bytes=1e15))
+    roomy = replace(workload, device=replace(workload.device, memory_bytes=_UNLIMITED))
     need = need_of(subject_from("", config, roomy))
     assert need is not None, "sizes of a workload are known"
-    iteration_s, trainers = _predicted(config, workload)
-    device = workload.device.name
-    return Needs(need.rollout, need.train(1), beside, download, device, iteration_s, trainers)
+    other = workload.checkpoint.other_parameters
+    return Memory(need.rollout, need.train(1), _HALF * other, _HALF * (workload.model.parameters + other))
 
 
-def _predicted(config: RunConfig, workload: Workload) -> tuple[float | None, int]:
-    """Seconds of an iteration, and trainers, at the split that is best if nobody ever waits."""
+def pace_of(config: RunConfig) -> Pace | None:
+    """Predict it, at the role split that is best if nobody ever waits; None as for `memory_of`."""
+    workload = workload_of(config)
+    if workload is None:
+        return None
     try:
         subject = subject_from("", config, workload)
-    except ValueError:  # of memory
-        return None, 0
+    except ConfigError:  # of memory
+        return Pace(workload.device.name, None)
     model = workload.cost_model(subject.shape, GAP_S)
     planner = Planner(model, (Pool(model.kinds[0], FLEET),), config.algorithm.closing_scope)
     planned = planner.staffed(schedule_of(subject))
-    return planned.prediction.iteration_s, len(planned.trainers)
+    return Pace(workload.device.name, planned.prediction.iteration_s, len(planned.trainers))
 
 
-def smallest_gpu(needed: float) -> str:
-    """The smallest common GPU with so much memory to plan with."""
-    for size, names in GPUS.items():
-        if needed <= USABLE * size * 1e9:
-            return f"{size} GB ({names})"
-    return f"more than {max(GPUS)} GB"
+def smallest_gpu(needed: float) -> int | None:
+    """GB of the smallest common GPU with so many bytes to plan with; None: there is none."""
+    return next((size for size in GPUS if needed <= USABLE * size * 1e9), None)
 
 
 def gib(size: float) -> str:

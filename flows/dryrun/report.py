@@ -16,7 +16,7 @@ from rich.text import Text
 from digenrl import runspec
 from digenrl.config import RunConfig
 from digenrl.models.registry import family_of
-from flows.dryrun.needs import FLEET, Needs, gib, smallest_gpu
+from flows.dryrun.needs import FLEET, GPUS, Memory, Pace, gib, smallest_gpu
 from flows.dryrun.witness import Witness
 from flows.errors import ExpectedError
 
@@ -62,7 +62,8 @@ def show(
     given: RunConfig,
     small: RunConfig,
     gates: Sequence[Line],
-    needs: Needs | None,
+    memory: Memory | None,
+    pace: Pace | None,
     seconds: tuple[float, float],
     command: str,
 ) -> None:
@@ -74,7 +75,8 @@ def show(
         given: the configuration.
         small: what ran.
         gates: what they saw.
-        needs: of the configuration as given; None: not known.
+        memory: that the configuration needs as given; None: not known.
+        pace: of its iterations; None: not known.
         seconds: that the iteration took, and everything.
         command: what starts the run itself.
     """
@@ -87,7 +89,7 @@ def show(
     table.add_column(style="bold", no_wrap=True)
     table.add_column(style="dim", no_wrap=True)
     table.add_column(overflow="fold")
-    needed = _needed(needs) if needs is not None else _unknown(given)
+    needed = [*_memory(memory), *_pace(pace)] if memory is not None and pace is not None else _unknown(given)
     sections = {"swapped": _swapped(given, small), "kept": _kept(given), "gates": gates, "needs": needed}
     for title, lines in sections.items():
         for position, (what, text) in enumerate(lines):
@@ -126,20 +128,23 @@ def _kept(config: RunConfig) -> list[Line]:
     ]
 
 
-def _needed(needs: Needs) -> list[Line]:
-    """Memory, GPUs, time, disk."""
-    beside = needs.beside_bytes
+def _memory(memory: Memory) -> list[Line]:
+    """Of a worker by role, and on disk."""
+    beside = f"{gib(memory.beside)} of it text encoders and VAE"
     lines = []
-    for role, size in (("rollout", needs.rollout_bytes), ("training", needs.train_bytes)):
-        whole = f"{gib(size + beside)} ({gib(beside)} of it text encoders and VAE)"
-        lines.append((role, f"{whole}: a GPU of {smallest_gpu(size + beside)}"))
-    if needs.iteration_s is None:
-        lines.append(("time", f"not predicted: more memory than {needs.device} has; try schedule.micro_batch=1"))
-    else:
-        split = f", {needs.trainers} of them training" if needs.trainers else ""
-        lines.append(("time", f"about {_clock(needs.iteration_s)} an iteration on {FLEET} x {needs.device}{split}"))
-    lines.append(("disk", f"{gib(needs.download_bytes)} for the checkpoint at two bytes a parameter"))
-    return lines
+    for role, size in (("rollout", memory.rollout + memory.beside), ("training", memory.train + memory.beside)):
+        gpu = smallest_gpu(size)
+        room = f"a GPU of {gpu} GB ({GPUS[gpu]})" if gpu is not None else f"more than the {max(GPUS)} GB of a GPU"
+        lines.append((role, f"{gib(size)} a worker ({beside}): {room}"))
+    return [*lines, ("disk", f"{gib(memory.download)} for the checkpoint at two bytes a parameter")]
+
+
+def _pace(pace: Pace) -> list[Line]:
+    """Seconds of an iteration."""
+    if pace.iteration_s is None:
+        return [("time", f"not predicted: too large for {pace.device}; try schedule.micro_batch=1")]
+    split = f", {pace.trainers} of them training" if pace.trainers else ""
+    return [("time", f"about {_clock(pace.iteration_s)} an iteration on {FLEET} x {pace.device}{split}")]
 
 
 def _unknown(config: RunConfig) -> list[Line]:

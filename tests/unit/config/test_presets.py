@@ -169,16 +169,16 @@ def test_show_gives_back_an_equal_configuration(tmp_path: Path) -> None:
 
 @each
 def test_a_preset_says_what_it_is(name: str) -> None:
-    """In its file: one sentence, the source, what deviates; and its name says model and algorithm."""
+    """Its name says model, algorithm and perhaps reward; its file one sentence, the source, what deviates."""
     preset = PUBLISHED[name]
     assert 20 < len(preset.title) < 100
     text = (files("digenrl.data") / "presets" / f"{name}.yaml").read_text()
     assert re.search(r"^# Deviations: \S", text, re.MULTILINE)
-    model, _, algorithm = name.rpartition("-")
+    model = next(base for base in map(Path, base_names()) if name.startswith(f"{base.name}-"))
+    algorithm, *reward = name.removeprefix(f"{model.name}-").split("-")
+    assert f"extends: {model}\n" in text or f"extends: {model.name}-" in text
     assert algorithm.startswith(preset.config.algorithm.name)
-    assert (
-        preset.config.model.path.lower().replace("-", "").find(model.split("-")[0][:4]) >= 0 or model == "sd35-medium"
-    )
+    assert [term.name for term in preset.config.rewards] == (reward or ["ocr"])
 
 
 def test_paths_are_those_of_the_checkpoints_whose_constants_are_known() -> None:
