@@ -123,7 +123,9 @@ def _open(name: str, directory: Path, where: str) -> _Source:
         return _Source(f"preset {name}", f"preset:{name}", Path(), preset_text(name).encode())
     path = directory / Path(name).expanduser()
     if not name.strip():
-        raise ConfigError(f"expected a preset (`digenrl presets` lists them) or a YAML file, got an empty name{where}")
+        raise ConfigError(
+            f"expected a preset such as tiny-ocr (see `digenrl presets`) or a YAML file, got an empty name{where}"
+        )
     try:
         data = _read_file(path, where)
         return _Source(str(path), str(path.resolve()), path.parent, data)

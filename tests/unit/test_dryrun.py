@@ -119,14 +119,14 @@ def test_memory_follows_from_sizes() -> None:
     assert found.most == found.train + found.beside
 
 
-def test_half_the_groups_take_half_the_time() -> None:
+def test_half_the_groups_take_about_half_the_time() -> None:
     seconds = []
     for groups in (16, 8):
         sizes = ["algorithm.samples_per_prompt=8", f"algorithm.prompts_per_iteration={groups}"]
         pace = pace_of(load_config("flux1-dev-flow_grpo_fast", sizes))
         assert pace is not None and pace.iteration_s is not None and 0 < pace.trainers < FLEET
         seconds.append(pace.iteration_s)
-    assert seconds[1] == pytest.approx(seconds[0] / 2, rel=0.15)
+    assert 0.5 <= seconds[1] / seconds[0] < 0.65, "of few units, some devices have one more than others"
 
 
 def test_what_fits_no_h100_needs_memory_but_takes_no_time() -> None:
