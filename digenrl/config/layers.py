@@ -28,6 +28,8 @@ from digenrl.config.schema import branches_of, is_value, node_at
 MOST_BYTES = 1_000_000
 _SUFFIXES = (".yaml", ".yml")
 _OVERRIDDEN = " with overrides"
+#: Begins the name of what several presets extend.
+_BASES = "bases/"
 
 
 @dataclass(frozen=True)
@@ -70,8 +72,8 @@ def preset_names() -> list[str]:
 
 def base_names() -> list[str]:
     """Names of what several presets extend; a file of a user's own may extend them too."""
-    entries = _presets().joinpath("bases").iterdir()
-    return sorted(f"bases/{entry.name.removesuffix('.yaml')}" for entry in entries if entry.name.endswith(".yaml"))
+    entries = _presets().joinpath(_BASES).iterdir()
+    return sorted(f"{_BASES}{entry.name.removesuffix('.yaml')}" for entry in entries if entry.name.endswith(".yaml"))
 
 
 def preset_text(name: str) -> str:
@@ -156,6 +158,8 @@ def _read_file(path: Path, where: str) -> bytes:
 def _not_found(name: str, path: Path, where: str) -> str:
     if len(name) > 255:
         return f"no preset or file {shown(name)}{where}"
+    if name.startswith(_BASES) and not path.parent.is_dir():
+        return f"no base {shown(name)}{did_you_mean(name, base_names(), 'bases')}{where}"
     neighbours: list[str] = []
     if "/" in name or path.suffix in _SUFFIXES:
         folder = path.parent

@@ -223,9 +223,12 @@ def test_bases_are_no_presets_and_all_are_used() -> None:
     assert {name for name in base_names() if any(f"extends: {name}\n" in text for text in texts)} == set(base_names())
 
 
-def test_a_misspelt_preset_names_the_nearest() -> None:
+def test_a_misspelt_preset_or_base_names_the_nearest(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="did you mean flux1-dev-flow_grpo"):
         load_config("flux-dev-flow_grpo")
+    (tmp_path / "mine.yaml").write_text("extends: bases/flux-dev\n")
+    with pytest.raises(ConfigError, match=r"no base 'bases/flux-dev'; did you mean bases/flux1-dev\? .*line 1"):
+        load_config(str(tmp_path / "mine.yaml"))
 
 
 def test_the_docs_have_the_table_of_the_files() -> None:
