@@ -1,7 +1,8 @@
 """What can be checked before a server or worker starts: prompts, rewards, model, cluster address, device, home.
 
     check(config, home) -> list[str]     notes; raises ConfigError with everything that is wrong
-    check_home(home)                     the last of it alone
+    check_prompts(config) -> list[str]   prompts and rewards alone
+    check_home(home)                     the home alone
 
 No weights are loaded, nothing is downloaded, and torch is imported only to look for a CUDA device.
 """
@@ -52,6 +53,23 @@ def check(config: RunConfig, home: Path | None = None) -> list[str]:
         _check_room(config.cluster.workers, problems, notes)
     problems += _tracking_problems(config.tracking)
     problems += _home_problems(home) if home is not None else []
+    if problems:
+        raise ConfigError(*problems)
+    return notes
+
+
+def check_prompts(config: RunConfig) -> list[str]:
+    """Check that the prompts are there and have what the rewards need.
+
+    Returns:
+        Notes for the user.
+
+    Raises:
+        ConfigError: everything that is wrong.
+    """
+    problems: list[str] = []
+    notes: list[str] = []
+    _check_prompts(config, problems, notes)
     if problems:
         raise ConfigError(*problems)
     return notes

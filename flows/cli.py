@@ -51,16 +51,37 @@ RunName = Annotated[str, typer.Argument(help="Name of a run below DIGENRL_HOME (
 
 @app.command()
 def train(
-    preset: Annotated[str, typer.Argument(help="Preset by name (tiny-ocr) or path to a YAML file.")],
+    preset: Annotated[str, typer.Argument(help="Preset by name (see `digenrl presets`) or path to a YAML file.")],
     overrides: Overrides = None,
     name: Annotated[str | None, typer.Option(help="Name of the run; default <preset>-<n>.")] = None,
     prefect_api: PrefectApi = None,
+    dry_run: Annotated[
+        bool,
+        typer.Option(
+            "--dry-run",
+            help="Run one small iteration with a tiny checkpoint on the CPU, say what the run needs, leave nothing.",
+        ),
+    ] = False,
     debug: Debug = False,
 ) -> None:
     """Train a model and show how it goes. Ctrl-C stops with a checkpoint; `digenrl resume RUN` goes on."""
     from flows.commands.train import run
 
-    guarded(lambda: run(preset, overrides or [], name=name, prefect_api=prefect_api), debug)
+    guarded(
+        lambda: run(preset, overrides or [], name=name, prefect_api=prefect_api, dry_run=dry_run),
+        debug,
+    )
+
+
+@app.command()
+def presets(
+    markdown: Annotated[bool, typer.Option("--markdown", help="Print the table of docs/presets.md.")] = False,
+    debug: Debug = False,
+) -> None:
+    """Show the presets: model, algorithm, reward, what is trained, in which sizes."""
+    from flows.commands.presets import run
+
+    guarded(lambda: run(markdown=markdown), debug)
 
 
 @app.command()
@@ -236,7 +257,7 @@ def config_explain(
 
 @config_app.command("presets")
 def config_presets() -> None:
-    """List the presets."""
+    """List the presets' names; `digenrl presets` says more."""
     from digenrl.config.load import preset_names
 
     for preset in preset_names():

@@ -5,6 +5,7 @@ explain(key) -> str     one key, one section, or (for the empty key) the list of
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from typing import Any
 
@@ -78,8 +79,14 @@ def _default(node: Node) -> str:
 
 def _preset_values(path: KeyPath) -> list[tuple[str, Any]]:
     """Presets that set the key, with the value."""
-    found = [(name, _lookup(read_layers(name).value, path)) for name in preset_names()]
+    found = [(name, _lookup(value, path)) for name, value in _presets()]
     return [(name, value) for name, value in found if value is not _ABSENT]
+
+
+@functools.cache
+def _presets() -> list[tuple[str, dict[str, Any]]]:
+    """Every preset with what it and all it extends say."""
+    return [(name, read_layers(name).value) for name in preset_names()]
 
 
 def _lookup(value: Any, path: KeyPath) -> Any:

@@ -1,6 +1,7 @@
 """Layers of configuration: presets, files that extend one another, overrides; and where each value was written.
 
     preset_names()                  the presets that ship
+    preset_text(name)               one of them as it is written, comments included
     read_layers(name) -> Layer      a preset or file with everything it extends, merged
     override(layer, text) -> Layer  one `section.key=value` on top
 
@@ -14,6 +15,7 @@ import errno
 import stat
 from dataclasses import dataclass, replace
 from importlib.resources import files
+from importlib.resources.abc import Traversable
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +28,8 @@ from digenrl.config.schema import branches_of, is_value, node_at
 MOST_BYTES = 1_000_000
 _SUFFIXES = (".yaml", ".yml")
 _OVERRIDDEN = " with overrides"
+#: Begins the name of what several presets extend.
+_BASES = "bases/"
 
 
 @dataclass(frozen=True)
@@ -62,8 +66,27 @@ class _Source:
 
 def preset_names() -> list[str]:
     """Names of the presets that ship with DigenRL."""
-    entries = files("digenrl.data").joinpath("presets").iterdir()
+    entries = _presets().iterdir()
     return sorted(entry.name.removesuffix(".yaml") for entry in entries if entry.name.endswith(".yaml"))
+
+
+def base_names() -> list[str]:
+    """Names of what several presets extend; a file of a user's own may extend them too."""
+    entries = _presets().joinpath(_BASES).iterdir()
+    return sorted(f"{_BASES}{entry.name.removesuffix('.yaml')}" for entry in entries if entry.name.endswith(".yaml"))
+
+
+def preset_text(name: str) -> str:
+    """A preset's file.
+
+    Raises:
+        FileNotFoundError: there is none of that name.
+    """
+    return _presets().joinpath(f"{name}.yaml").read_text(encoding="utf-8")
+
+
+def _presets() -> Traversable:
+    return files("digenrl.data").joinpath("presets")
 
 
 def read_layers(name: str) -> Layer:
@@ -81,7 +104,7 @@ def _read(source: _Source, chain: tuple[_Source, ...]) -> Layer:
         raise ConfigError(f"extends goes round in a circle: {' -> '.join(link.label for link in chain)}")
     document = config_yaml.read(source.data, source.label)
     if document.value is None:
-        raise ConfigError(f"{source.label} is empty; start from a preset: extends: {preset_names()[0]}")
+        raise ConfigError(f"{source.label} is empty; start from a preset, such as extends: tiny-ocr")
     if not isinstance(document.value, dict):
         raise ConfigError(f"{source.label} must hold sections and keys, got {shown(document.value)}")
     value = dict(document.value)
@@ -98,12 +121,13 @@ def _read(source: _Source, chain: tuple[_Source, ...]) -> Layer:
 
 def _open(name: str, directory: Path, where: str) -> _Source:
     """Find `name`: a preset, else a file relative to `directory`. `where` ends the sentence of an error."""
-    if name in preset_names():
-        resource = files("digenrl.data").joinpath("presets", f"{name}.yaml")
-        return _Source(f"preset {name}", f"preset:{name}", Path(), resource.read_bytes())
+    if name in (*preset_names(), *base_names()):
+        return _Source(f"preset {name}", f"preset:{name}", Path(), preset_text(name).encode())
     path = directory / Path(name).expanduser()
     if not name.strip():
-        raise ConfigError(f"expected a preset ({', '.join(preset_names())}) or a YAML file, got an empty name{where}")
+        raise ConfigError(
+            f"expected a preset such as tiny-ocr (see `digenrl presets`) or a YAML file, got an empty name{where}"
+        )
     try:
         data = _read_file(path, where)
         return _Source(str(path), str(path.resolve()), path.parent, data)
@@ -134,6 +158,8 @@ def _read_file(path: Path, where: str) -> bytes:
 def _not_found(name: str, path: Path, where: str) -> str:
     if len(name) > 255:
         return f"no preset or file {shown(name)}{where}"
+    if name.startswith(_BASES) and not path.parent.is_dir():
+        return f"no base {shown(name)}{did_you_mean(name, base_names(), 'bases')}{where}"
     neighbours: list[str] = []
     if "/" in name or path.suffix in _SUFFIXES:
         folder = path.parent

@@ -1,15 +1,16 @@
 """Reward for rendered text: what a pretrained OCR model reads, compared with the target.
 
-The recogniser is PP-OCRv4 (recognition only), which ships inside the wheel `rapidocr-onnxruntime`. It runs through
-onnxruntime directly, one batch per call and on one thread, so the same pictures give the same values anywhere.
+The recogniser is PP-OCRv4's, which ships inside the wheel `rapidocr-onnxruntime`. It runs through onnxruntime directly,
+one batch per call and on one thread, so the same pictures give the same values anywhere.
 
     OcrReward      reward = 1 - levenshtein(read, target) / len(target), clipped to [0, 1]
     Recogniser     pictures -> texts
     exact_match    whether a reading is the target
     levenshtein    edit distance
 
-The case rule: readings and targets are compared case-folded and without white space. The whole picture is taken for
-one line of text; nothing locates text in a larger scene.
+The case rule: readings and targets are compared case-folded and without white space. A picture of at most LINE_HEIGHT
+rows is taken for one line of text. In a larger one `digenrl.rewards.text_lines` finds the lines; all that is read, from
+top to bottom, is compared with the target.
 """
 
 from __future__ import annotations
@@ -23,12 +24,15 @@ from numpy.typing import NDArray
 from PIL import Image
 
 from digenrl.rewards.base import PromptRecord, Score, frames_of, score_of
+from digenrl.rewards.text_lines import TextLines
 
 MODEL_FILE = "ch_PP-OCRv4_rec_infer.onnx"
 #: Height the recogniser is fed. Its own default is 48; 32 is read as well and costs half.
 INPUT_HEIGHT = 32
 #: Columns of replicated border on the left and on the right: text that touches the edge is misread.
 BORDER = 8
+#: Rows up to which a picture is one line.
+LINE_HEIGHT = 64
 FIELD = "target"
 
 
@@ -52,11 +56,18 @@ class Recogniser:
         characters = self._session.get_modelmeta().custom_metadata_map["character"].splitlines()
         # Class 0 is the CTC blank and the last class is the space; the list in the file names what is between.
         self._alphabet = ["", *characters, " "]
+        self._text_lines: TextLines | None = None
 
     def __call__(self, pictures: NDArray[np.uint8]) -> list[str]:
-        """Read B pictures of one line each, (B, H, W, 3) uint8 RGB, in one batch."""
+        """Read B pictures, (B, H, W, 3) uint8 RGB: those of one line in one batch, larger ones line by line."""
         if not len(pictures):
             return []
+        if pictures.shape[1] > LINE_HEIGHT:
+            self._text_lines = self._text_lines or TextLines()
+            return ["".join(self._read(line[None])[0] for line in self._text_lines(p)) for p in pictures]
+        return self._read(pictures)
+
+    def _read(self, pictures: NDArray[np.uint8]) -> list[str]:
         probabilities = self._session.run(None, {self._input: _prepare(pictures)})[0]
         return [self._decode(row) for row in probabilities.argmax(axis=2)]
 

@@ -51,6 +51,7 @@ class Architecture:
         parameters: of the whole transformer.
         counted_flops: of one forward at the workload's geometry, counted independently.
         source: of these numbers.
+        self_attentions: second attentions that some double blocks have, 4 d² parameters on latents alone.
     """
 
     hidden: int
@@ -62,6 +63,7 @@ class Architecture:
     parameters: int
     counted_flops: float
     source: str
+    self_attentions: int = 0
 
     @property
     def blocks(self) -> int:
@@ -186,6 +188,8 @@ def forward_flops(model: Architecture, tokens: int) -> float:
     attention = 4 * d * joint**2 * (model.double_blocks + model.single_blocks)
     linear += 2 * model.cross_blocks * (tokens * (stream + 2 * d**2) + text * 2 * d**2)
     attention += 4 * d * model.cross_blocks * (tokens**2 + tokens * text)
+    linear += 2 * model.self_attentions * tokens * 4 * d**2
+    attention += 4 * d * model.self_attentions * tokens**2
     return float(linear + attention)
 
 

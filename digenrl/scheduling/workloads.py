@@ -1,6 +1,7 @@
 """Workloads in the shapes of published models, for planning and emulation without their weights.
 
 load()            all workloads of digenrl/data/workloads.yaml, by name
+Checkpoint        which published checkpoint has the shape
 Workload          its numbers; `shape` and `cost_model` for the scheduler; `explain` for a reader
 
 python -m digenrl.scheduling.workloads                    names
@@ -12,7 +13,7 @@ from __future__ import annotations
 import argparse
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import MISSING, dataclass, fields, replace
 from difflib import get_close_matches
 from importlib.resources import files
 from typing import Any, TypeVar
@@ -38,11 +39,27 @@ _Record = TypeVar("_Record")
 
 
 @dataclass(frozen=True)
+class Checkpoint:
+    """A published checkpoint.
+
+    Attributes:
+        repository: on the Hugging Face hub.
+        other_parameters: of its text encoders and VAE.
+        adapted_layers: layers of d x d that the family's LoRA targets come to.
+    """
+
+    repository: str
+    other_parameters: int
+    adapted_layers: int
+
+
+@dataclass(frozen=True)
 class Workload:
     """One workload.
 
     Attributes:
         name: in the file.
+        checkpoint: that has its shape.
         model: transformer.
         geometry: of a sample.
         run: sizes of an iteration.
@@ -54,6 +71,7 @@ class Workload:
     """
 
     name: str
+    checkpoint: Checkpoint
     model: Architecture
     geometry: Geometry
     run: Sampling
@@ -149,6 +167,7 @@ def load() -> dict[str, Workload]:
     return {
         name: Workload(
             name=name,
+            checkpoint=_record(Checkpoint, entry["checkpoint"]),
             model=_record(Architecture, entry["model"]),
             geometry=_record(Geometry, entry["geometry"]),
             run=_record(Sampling, entry["run"]),
@@ -195,9 +214,11 @@ def _device(hardware: Mapping[str, Any], workloads: Mapping[str, Any]) -> Device
 
 
 def _record(kind: type[_Record], given: Mapping[str, Any]) -> _Record:
-    names = {f.name for f in fields(kind)}  # type: ignore[arg-type]
-    if given.keys() != names:
-        raise ValueError(f"{kind.__name__} needs exactly {sorted(names)}, got {sorted(given)}")
+    known = fields(kind)  # type: ignore[arg-type]
+    names = {f.name for f in known}
+    needed = {f.name for f in known if f.default is MISSING}
+    if not needed <= given.keys() <= names:
+        raise ValueError(f"{kind.__name__} needs {sorted(needed)} and takes {sorted(names)}, got {sorted(given)}")
     return kind(**given)
 
 

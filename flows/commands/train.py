@@ -34,6 +34,7 @@ logger = logging.getLogger(__name__)
 if TYPE_CHECKING:
     from flows.session import Result
     from flows.training import Watch
+    from workers.listener import Listener
 
 #: Longest wait for Prefect to record what the run emitted, before its server may stop.
 DRAIN_S = 30.0
@@ -46,9 +47,21 @@ EVENTS_S = 3.0
 POLL_S = 0.2
 
 
-def run(preset: str, overrides: Sequence[str], *, name: str | None, prefect_api: str | None) -> None:
-    """Check, claim a run directory, train."""
+def run(
+    preset: str, overrides: Sequence[str], *, name: str | None, prefect_api: str | None, dry_run: bool = False
+) -> None:
+    """Check, claim a run directory, train; or see in a dry run how that would go.
+
+    Raises:
+        ConfigError: something is wrong with the configuration, or with the options.
+    """
     config = load_config(preset, overrides)
+    if dry_run:
+        from flows.commands.dry_run import run as run_dry
+
+        if unused := [option for option, given in (("--name", name), ("--prefect-api", prefect_api)) if given]:
+            raise ConfigError(f"--dry-run leaves no run behind, so {unused[0]} means nothing; leave it out")
+        return run_dry(preset, overrides, config)
     prefect = prefect_address(prefect_api)
     notes = [*warnings_of(config), *check(config, home())]
     check_targets(config, prefect)
@@ -93,8 +106,25 @@ def prefect_address(choice: str | None) -> PrefectApi | None:
     return PrefectApi(url, f"PREFECT_API_URL={url}")
 
 
-def execute(directory: RunDirectory, config: RunConfig, *, resume: bool, prefect: PrefectApi | None) -> None:
-    """Run the flow in this process, with the servers it needs, and show it."""
+def execute(
+    directory: RunDirectory,
+    config: RunConfig,
+    *,
+    resume: bool,
+    prefect: PrefectApi | None,
+    watchers: Sequence[Listener] = (),
+    passing: bool = False,
+) -> None:
+    """Run the flow in this process, with the servers it needs, and show it.
+
+    Args:
+        directory: of the run.
+        config: of the run.
+        resume: whether it goes on.
+        prefect: a Prefect server that is not ours.
+        watchers: hear what the engine says.
+        passing: nothing of the run will be left, so nothing is said about what it leaves.
+    """
     interrupt_on_signals()  # before and after the flow, which has its own handlers
     with directory.held(), run_log(directory.log_path):
         if config.cluster.address == "local":
@@ -102,12 +132,13 @@ def execute(directory: RunDirectory, config: RunConfig, *, resume: bool, prefect
             forkserver.start(forkserver.ENVIRONMENT)  # the workers' imports go on beside the servers' start and ours
         try:
             with services(directory.name, config, prefect.url if prefect is not None else None) as handle:
-                failure, result = _show(directory, config, resume, handle)
-                if result is not None and handle is not None and "prefect" in handle.urls:
+                failure, result = _show(directory, config, resume, handle, watchers, passing)
+                if result is not None and handle is not None and "prefect" in handle.urls and not passing:
                     _drain(handle, result)
                 end_events(EVENTS_S)
         except KeyboardInterrupt:
-            typer.echo(f"interrupted; continue with: digenrl resume {directory.name}", err=True)
+            if not passing:
+                typer.echo(f"interrupted; continue with: digenrl resume {directory.name}", err=True)
             raise
         if failure is not None:
             logger.info("see %s", directory.log_path)
@@ -139,7 +170,12 @@ def _named(failure: BaseException, directory: RunDirectory) -> BaseException:
 
 
 def _show(
-    directory: RunDirectory, config: RunConfig, resume: bool, handle: ServicesHandle | None
+    directory: RunDirectory,
+    config: RunConfig,
+    resume: bool,
+    handle: ServicesHandle | None,
+    watchers: Sequence[Listener],
+    passing: bool,
 ) -> tuple[BaseException | None, Result | None]:
     """Run the flow behind a progress display; what it raised, and what it left."""
     # After the environment is set: Prefect reads it when it is imported.
@@ -152,14 +188,16 @@ def _show(
     console = Console(soft_wrap=True)  # paths and addresses are there to be copied
     progress = Progress(directory.name, config.iterations, console)
     pending = handle.pending if handle is not None else list
-    watch = Watch((progress,), progress.phase, progress.notice, progress.resumed, pending)
+    watch = Watch((progress, *watchers), progress.phase, resumed=progress.resumed, pending=pending)
+    if not passing:
+        watch.notice = progress.notice
     with progress:
         if handle is not None and "prefect" in handle.urls:
             progress.phase("starting the Prefect server" if len(handle.urls) == 1 else "starting Prefect and MLflow")
             handle.wait(services=("prefect",))
             bury(handle.prefect_api, home())
         failure = asyncio.run(_flow(directory.name, resume, watch))
-    if watch.result is not None and failure is None:
+    if watch.result is not None and failure is None and not passing:
         show_summary(console, watch.result.summary, watch.result.pictures, watch.result.places)
     return failure, watch.result
 

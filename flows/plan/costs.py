@@ -53,14 +53,16 @@ def costs_of(subject: Subject, profile: Path | None) -> Known:
         model = _read_profile(subject, profile)
         train_s = model.of_kind(model.kinds[0]).train_s
         return Known(model, f"profile {profile}", best_timestep_batch(train_s) if train_s else None)
-    if subject.workload is not None:
-        model = subject.workload.cost_model(subject.shape, GAP_S)
-        device = subject.workload.device.name
-        return Known(model, f"derived from FLOPs and bytes for {device}, {GAP_S * 1e3:g} ms between units")
-    for name in run_names(home()):
+    workload = subject.workload
+    # The configuration of a workload that was asked for by name has its sizes, but not its model.
+    own = workload is None or workload.checkpoint.repository == subject.config.model.path
+    for name in run_names(home()) if own else ():
         known = _measured(subject, home() / name)
         if known is not None:
             return known
+    if workload is not None:
+        model, device = workload.cost_model(subject.shape, GAP_S), workload.device.name
+        return Known(model, f"derived from FLOPs and bytes for {device}, {GAP_S * 1e3:g} ms between units")
     raise ConfigError(
         f"nobody has measured what {subject.name} costs: no run in {home()} has the same model, adapter, rewards and "
         f"device; train it once, such as `digenrl train {subject.name} iterations=3`, or give --profile FILE"

@@ -1,8 +1,10 @@
 """What is to be planned: a preset or file with overrides, as `train` takes it, or a workload by name.
 
     subject_of(name, overrides) -> Subject
+    subject_from(name, config, workload)      the same of what has been read
 
-A workload (digenrl/data/workloads.yaml) becomes a configuration of its sizes, so the same overrides apply to both.
+A configuration that names a published checkpoint is a workload of its own sizes (flows.plan.published). A workload
+(digenrl/data/workloads.yaml) becomes a configuration of its sizes, so the same overrides apply to both.
 """
 
 from __future__ import annotations
@@ -17,6 +19,7 @@ from digenrl.config.errors import ConfigError, nearest, shown
 from digenrl.config.load import load_config, preset_names
 from digenrl.scheduling.shape import RunShape
 from digenrl.scheduling.workloads import Workload, load
+from flows.plan.published import workload_of
 
 #: Workers of a workload unless others are asked for.
 WORKLOAD_WORKERS = 16
@@ -59,7 +62,20 @@ def subject_of(name: str, overrides: Sequence[str]) -> Subject:
         if close in workloads:
             raise ConfigError(f"no preset, file or workload {shown(name)}; did you mean {close}?")
     config = load_config(name, overrides)
-    return Subject(_stem(name), config, _shape(config), None, config.cluster.trainers)
+    return subject_from(_stem(name), config, workload_of(config))
+
+
+def subject_from(name: str, config: RunConfig, workload: Workload | None) -> Subject:
+    """A configuration, and the workload it is where its checkpoint is a published one.
+
+    Raises:
+        ConfigError: a micro-batch or a timestep batch does not fit into the memory of the workload's device.
+    """
+    shape = _shape(config)
+    if workload is not None:
+        most = _fitting(workload, config)
+        shape = replace(shape, timestep_batch=min(shape.timestep_batch, most))
+    return Subject(name, config, shape, workload, config.cluster.trainers)
 
 
 def _stem(name: str) -> str:
@@ -113,15 +129,21 @@ def _resized(workload: Workload, config: RunConfig) -> Workload:
         micro_batch=config.micro_batch,
     )
     resized = replace(workload, run=run)
+    _fitting(resized, config)
+    return resized
+
+
+def _fitting(workload: Workload, config: RunConfig) -> int:
+    """The largest timestep batch that fits into the memory of the workload's device."""
+    run = workload.run
     try:
-        most = resized.timestep_batch
+        most = workload.timestep_batch
     except ValueError as error:
         raise ConfigError(f"memory of {workload.device.name}: {error}") from None
     batch = config.schedule.timestep_batch
-    wanted = run.trained_steps if batch == "auto" else min(batch, run.trained_steps)
-    if wanted > most:
+    if batch != "auto" and min(batch, run.trained_steps) > most:
         raise ConfigError(
             f"schedule.timestep_batch={batch} does not fit into the memory of {workload.device.name}: "
             f"{most} of {run.trained_steps} trained timesteps of a micro-batch of {run.micro_batch} do"
         )
-    return resized
+    return most

@@ -114,3 +114,16 @@ def test_mistakes_are_refused(argv: tuple[str, ...], fragment: str) -> None:
     assert result.stderr.startswith("digenrl: ")
     assert fragment in result.stderr
     assert result.stdout == ""
+
+
+def test_a_preset_of_a_published_model_is_planned_from_its_sizes(place: Path) -> None:
+    sizes = ("algorithm.prompts_per_iteration=4", "algorithm.samples_per_prompt=8", "cluster.workers=4")
+    output = digenrl("plan", "flux1-dev-flow_grpo_fast", *sizes).stdout
+    assert "4 groups of 8 samples, 1 of 10 steps trained" in output
+    assert "costs: derived from FLOPs and bytes for NVIDIA H100" in output
+    assert re.search(r"^rate-1\.0 +4 +1 +3 +27\.4 GiB +22\.8 GiB", output, re.MULTILINE)
+
+
+def test_a_preset_that_does_not_fit_says_what_would(place: Path) -> None:
+    result = digenrl("plan", "wan2.1-14b-dance_grpo", "schedule.micro_batch=16", code=2)
+    assert "memory of NVIDIA H100 SXM5 80 GB: micro_batch=16 does not fit" in result.stderr

@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from PIL import Image, ImageDraw, ImageFont
 
 from digenrl.data.numbers import CLEAN, render
 from digenrl.rewards.base import PromptRecord, Scored
@@ -121,3 +122,32 @@ def test_levenshtein_is_a_metric(a: str, b: str, c: str) -> None:
     assert (levenshtein(a, b) == 0) == (a == b)
     assert abs(len(a) - len(b)) <= levenshtein(a, b) <= max(len(a), len(b))
     assert levenshtein(a, c) <= levenshtein(a, b) + levenshtein(b, c)
+
+
+# Scenes
+
+
+def scene(*lines: str, size: int = 256) -> np.ndarray:
+    """(1, 1, size, size, 3): a light board on a darker wall, with lines of text on it."""
+    board = Image.new("RGB", (size, size), (150, 130, 110))
+    draw = ImageDraw.Draw(board)
+    draw.rectangle((size // 10, size // 4, size - size // 10, size - size // 4), fill=(250, 250, 235))
+    for place, line in enumerate(lines):
+        font = ImageFont.load_default(size // 9)
+        draw.text((size // 6, size // 3 + place * size // 6), line, fill=(20, 20, 60), font=font)
+    return np.asarray(board)[None, None]
+
+
+def test_text_in_a_scene_is_found_and_read_from_top_to_bottom(ocr: OcrReward) -> None:
+    assert ocr(scene("OPEN"), [prompt("open")]) == [Scored(1.0)]
+    assert ocr(scene("BRAVE", "ROCKET"), [prompt("BRAVE ROCKET")]) == [Scored(1.0)]
+    assert ocr(scene("OPAN"), [prompt("OPEN")]) == [Scored(0.75)]
+
+
+def test_a_scene_without_text_reads_as_nothing(ocr: OcrReward) -> None:
+    assert ocr(scene(), [prompt("OPEN")]) == [Scored(0.0)]
+
+
+def test_every_frame_of_a_video_of_scenes_counts(ocr: OcrReward) -> None:
+    video = np.concatenate([scene("OPEN"), scene()], axis=1)
+    assert ocr(video, [prompt("OPEN")]) == [Scored(0.5)]

@@ -16,8 +16,9 @@ ALL = load()
 each = pytest.mark.parametrize("found", ALL.values(), ids=list(ALL))
 
 
-def test_there_are_the_four_shapes():
-    assert list(ALL) == ["hunyuanvideo-13b", "wan2.1-14b", "flux.1-12b", "qwen-image-20b"]
+def test_there_are_the_six_shapes():
+    shapes = ["hunyuanvideo-13b", "wan2.1-14b", "flux.1-12b", "qwen-image-20b", "sd3.5-medium", "wan2.1-1.3b"]
+    assert list(ALL) == shapes
 
 
 @each
@@ -31,7 +32,7 @@ def test_the_architecture_accounts_for_the_parameters(found: Workload):
     d, stream = model.hidden, 4 * model.hidden**2 + 2 * model.hidden * model.ffn
     modulation = 6 * d**2
     blocks = model.double_blocks * 2 * (stream + modulation) + model.single_blocks * (stream + modulation / 2)
-    blocks += model.cross_blocks * (stream + 4 * d**2)
+    blocks += model.cross_blocks * (stream + 4 * d**2) + model.self_attentions * 4 * d**2
     assert blocks == pytest.approx(model.parameters, rel=0.05)
 
 

@@ -1,0 +1,46 @@
+"""What an iteration shows of itself."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass, field
+
+from digenrl.contributions import UnitMetrics
+from digenrl.scheduling.units import TrainUnit
+from workers.listener import Dispatched, IterationReport, Listener, TrainerState
+from workers.receipts import Receipt
+
+
+@dataclass
+class Witness(Listener):
+    """Notes what the gates of an iteration look at.
+
+    Attributes:
+        report: of the iteration, once it is closed.
+        first: what the train units of the first update reported, computed under the weights of the rollout.
+        layers: with a LoRA.
+        moved: whether the updates changed the LoRA: a fresh one adds nothing, its B matrices are 0.
+    """
+
+    report: IterationReport | None = None
+    first: UnitMetrics = field(default_factory=UnitMetrics)
+    layers: int = 0
+    moved: bool = False
+
+    def dispatched(self, event: Dispatched) -> None:
+        """See Listener."""
+        if isinstance(event.run.unit, TrainUnit) and event.run.theta == 0:
+            event.outcome.add_done_callback(self._trained)
+
+    def _trained(self, outcome: asyncio.Future[Receipt]) -> None:
+        if not outcome.cancelled() and outcome.exception() is None:
+            self.first += outcome.result().training
+
+    def published(self, version: int, state: TrainerState) -> None:
+        """See Listener."""
+        outputs = [tensor for name, tensor in state.adapter.items() if ".lora_B" in name]
+        self.layers, self.moved = len(outputs), any(bool(tensor.any()) for tensor in outputs)
+
+    def iteration_closed(self, report: IterationReport) -> None:
+        """See Listener."""
+        self.report = report
