@@ -15,7 +15,7 @@ one line of text; nothing locates text in a larger scene.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 
 import numpy as np
@@ -70,6 +70,7 @@ class OcrReward:
     """Closeness of the text that is read to `fields["target"]`, in [0, 1]. A video's value is its frames' mean."""
 
     name = "ocr"
+    recogniser: Callable[[NDArray[np.uint8]], list[str]]
 
     def __init__(self) -> None:
         self.recogniser = Recogniser()

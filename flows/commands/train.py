@@ -42,6 +42,8 @@ CANCELLED_DRAIN_S = 4.0
 #: Longest wait for Prefect to take the run's final state, and what it was told before.
 FINAL_STATE_S = 15.0
 EVENTS_S = 3.0
+#: Exit code of a run that the guard stopped.
+GUARDED = 3
 #: How often the flow is looked at whether it is as far.
 POLL_S = 0.2
 
@@ -115,6 +117,8 @@ def execute(directory: RunDirectory, config: RunConfig, *, resume: bool, prefect
             raise _named(failure, directory)
         if result is not None and result.summary["status"] == "cancelled":
             raise typer.Exit(130)
+        if result is not None and result.summary["status"] == "guarded":
+            raise typer.Exit(GUARDED)
 
 
 def _mark_failed(directory: RunDirectory) -> None:
@@ -152,7 +156,7 @@ def _show(
     console = Console(soft_wrap=True)  # paths and addresses are there to be copied
     progress = Progress(directory.name, config.iterations, console)
     pending = handle.pending if handle is not None else list
-    watch = Watch((progress,), progress.phase, progress.notice, progress.resumed, pending)
+    watch = Watch((progress,), progress.phase, progress.notice, progress.resumed, progress.judged, pending)
     with progress:
         if handle is not None and "prefect" in handle.urls:
             progress.phase("starting the Prefect server" if len(handle.urls) == 1 else "starting Prefect and MLflow")
