@@ -107,12 +107,11 @@ class Progress(Listener):
 
     def judged(self, verdict: Verdict) -> None:
         """The guard judged an evaluation. What it warns of stays on the screen."""
-        if self._verdict is None or verdict.level != self._verdict.level or verdict.level == "stop":
-            reason = verdict.reason or f"ok after {verdict.version} iterations"
-            if verdict.level == "warn" or self._verdict is not None:
-                self.notice(reason if verdict.stops else f"guard: {reason}")
-        gold = ", ".join(f"{name} {mean:.3f}" for name, mean in verdict.gold.items())
-        self._line(f"guard after {verdict.version} iterations: {verdict.level}" + (f"; {gold}" if gold else ""))
+        gold = "".join(f"; {name} {mean:.3f}" for name, mean in verdict.gold.items())
+        self._line(f"guard after {verdict.version} iterations: {verdict.level}{gold}")
+        # Why it stops is the first thing the summary says.
+        if verdict.level == "warn" and (self._verdict is None or self._verdict.level == "ok"):
+            self.notice(f"the guard warns: {verdict.reason}")
         self._verdict = verdict
 
     def fleet_changed(self, message: str) -> None:

@@ -174,7 +174,7 @@ def _verdict(version: int, findings: Mapping[str, Finding], gold: Mapping[str, f
     reason = f"after {version} iterations {texts}"
     if level == "stop":
         names = " and ".join(f"guard.{finding.reading.check}" for finding in worst)
-        reason = f"the guard stopped the run: {reason} ({names}); it ends with {_result(good)}"
+        reason = f"the guard stopped the run ({names}): {reason}; it ends with {_result(good)}"
     return replace(found, level=level, good=good, reason=reason)
 
 
