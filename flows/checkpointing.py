@@ -29,7 +29,8 @@ class Checkpointer(Listener):
         root: where checkpoints go.
         config: the run's configuration.
         history: goes into each checkpoint; must hear of an iteration before this listener does.
-        guard: likewise; None if nothing is watched.
+        guard: what it knows goes into each checkpoint; None if nothing is watched. It may hear of an iteration after
+            this listener, since a save begins when all have.
 
     Attributes:
         extra: more state for each checkpoint, e.g. the MLflow run id.

@@ -59,8 +59,8 @@ def train(
 ) -> None:
     """Train a model and show how it goes. Ctrl-C stops with a checkpoint; `digenrl resume RUN` goes on.
 
-    Exit codes: 0 complete, 1 failed, 2 refused, 3 stopped by the guard (see `digenrl config explain guard`), 130 stopped
-    by Ctrl-C or a cancellation.
+    Exit codes: 0 complete, 1 failed, 2 refused, 3 stopped by the guard (see `digenrl config explain guard`), 130
+    stopped by Ctrl-C or a cancellation.
     """
     from flows.commands.train import run
 
