@@ -23,6 +23,7 @@ from digenrl.scoring import mean_reward
 from flows.services import ServicesHandle, ensure
 from program import Home, Program, flow_runs
 from storage import checkpoints
+from storage.runs import RunDirectory
 
 #: What is gamed, and by what it is judged.
 GAMED = (
@@ -112,6 +113,20 @@ def test_a_picture_shows_before_and_after(stopped: Stopped) -> None:
         grey = np.asarray(picture.convert("L"), dtype=float)
     middle = grey.shape[1] // 2
     assert grey[:, :middle].std() > grey[:, middle:].std(), "there is less to see"
+
+
+def test_it_goes_on_if_it_is_told_to(stopped: Stopped) -> None:
+    """From the weights it went back to, and with what the guard had seen until then."""
+    directory, before = RunDirectory(stopped.path), stopped.summary["guard"]
+    config = directory.read_config()
+    guard = config.guard.model_copy(update={"mode": "warn"})
+    more = {"guard": guard, "iterations": before["good_iterations"] + 2}
+    directory.write_config(config.model_copy(update=more))
+    stopped.home.run("resume", NAME)
+    found = stopped.summary["guard"]
+    assert (stopped.summary["status"], found["state"]) == ("completed", "warn")
+    assert found["states"] == {v: state for v, state in before["states"].items() if int(v) <= more["iterations"]}
+    assert found["gold"]["ocr"] == {v: before["gold"]["ocr"][v] for v in found["states"]}
 
 
 def rewards(result: LoopResult) -> list[float]:
