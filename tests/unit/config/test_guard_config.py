@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from pathlib import Path
 
 import pytest
 
@@ -28,7 +29,7 @@ def test_a_gold_reward_must_not_be_trained_on() -> None:
     load_config("tiny-ocr", ['guard.gold=["ocr_ddddocr"]'])
 
 
-def test_a_gold_reward_must_exist_and_suit_the_held_out_prompts(tmp_path) -> None:
+def test_a_gold_reward_must_exist_and_suit_the_held_out_prompts(tmp_path: Path) -> None:
     assert "did you mean ocr_ddddocr?" in refused('guard.gold=["ocr_dddocr"]')
     assert "each reward may be named once" in refused('guard.gold=["ocr_ddddocr", "ocr_ddddocr"]')
     prompts = tmp_path / "prompts.txt"
@@ -65,3 +66,11 @@ def test_the_guard_may_be_changed_between_attempts() -> None:
 def test_a_guard_without_held_out_prompts_sees_nothing_and_says_so() -> None:
     notes = check(load_config("tiny-ocr", ["data.held_out=null"]))
     assert any("the guard sees nothing" in note for note in notes)
+
+
+def test_the_documented_limits_are_the_defaults() -> None:
+    page = (Path(__file__).parents[3] / "docs" / "guardrails.md").read_text()
+    rows = [[cell.strip() for cell in line.split("|")[1:-1]] for line in page.splitlines() if line.startswith("| `")]
+    documented = {row[0].strip("`"): (float(row[-2]), float(row[-1])) for row in rows}
+    defaults = {name: f.default for name, f in GuardConfig.model_fields.items() if isinstance(f.default, tuple)}
+    assert documented == defaults
