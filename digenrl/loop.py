@@ -190,9 +190,10 @@ class _Run:
             self.guard.iteration(done.facts(self.config.algorithm.zero_variance_tolerance))
         verdict = self.guard.evaluation(Sighting.of(version, result.evaluations[version], inspection))
         result.verdicts[version] = verdict
-        self.good[version] = (result.adapter, result.optimizer)
         if verdict.stops:
             result.adapter, result.optimizer = self.good[verdict.good]
+        self.good[version] = (result.adapter, result.optimizer)
+        self.good = {kept: state for kept, state in self.good.items() if kept in self.guard.needed}
 
     def roll_out(
         self, micro_batch: MicroBatchId, version: int, adapter: NumberedAdapter

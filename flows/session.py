@@ -249,12 +249,11 @@ class Session:
         if self._guard is None:
             return ()
         tell = (tracking.judged, self._judged)
-        return (Guarding(self.config, self._guard, self.start_iteration, tell, lambda: self._running.stop()),)
+        return (Guarding(self.config, self._guard, self.start_iteration, tell, self._stop),)
 
-    @property
-    def _running(self) -> Engine:
+    def _stop(self) -> None:
         assert self._engine is not None, "there is an engine before it says anything"
-        return self._engine
+        self._engine.stop()
 
     def _prompts_of(self, micro_batch: MicroBatchId) -> tuple[PromptRecord, ...]:
         return tuple(runspec.prompts_of(self.shape, micro_batch, self._prompts, self._held_out))

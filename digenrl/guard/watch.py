@@ -96,10 +96,9 @@ class Guard:
     @property
     def needed(self) -> frozenset[int]:
         """Versions that the run may have to go back to, of those that are judged."""
-        if not self.verdicts or not self.may_stop:
-            return frozenset()
         last = self.last
-        assert last is not None
+        if last is None or not self.may_stop:
+            return frozenset()
         return frozenset({last.good, *(finding.last_ok for finding in last.findings.values())})
 
     @property
