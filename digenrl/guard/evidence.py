@@ -9,6 +9,7 @@ All of it can be written as JSON, for a checkpoint.
 
 from __future__ import annotations
 
+import math
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, astuple, dataclass
@@ -111,10 +112,10 @@ class IterationFacts:
             iteration,
             failed=1 - scored / len(scores) if scores else None,
             zero_variance=sum(spread <= tolerance for spread in spreads) / len(spreads) if spreads else None,
-            diversity=metrics.get("diversity"),
-            kl=metrics.get("approx_kl"),
-            logp_gap=metrics.get("logp_gap"),
-            grad_norm=metrics.get("grad_norm"),
+            diversity=_finite(metrics.get("diversity")),
+            kl=_finite(metrics.get("approx_kl")),
+            logp_gap=_finite(metrics.get("logp_gap")),
+            grad_norm=_finite(metrics.get("grad_norm")),
         )
 
     def to_state(self) -> dict[str, Any]:
@@ -145,6 +146,11 @@ class Evidence:
     def now(self) -> Sighting:
         """What is judged."""
         return self.sightings[-1]
+
+
+def _finite(value: float | None) -> float | None:
+    """The value, unless it is none: updates that are not finite are the business of `gates.max_bad_updates`."""
+    return value if value is not None and math.isfinite(value) else None
 
 
 def _with_text(values: Mapping[int, float]) -> dict[str, float]:

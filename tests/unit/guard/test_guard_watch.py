@@ -101,6 +101,8 @@ def test_facts_of_an_iteration() -> None:
     facts = IterationFacts.of(7, scores, {"approx_kl": 1e-6, "grad_norm": 0.1, "loss": 3.0}, tolerance=1e-8)
     assert facts.failed == pytest.approx(3 / 12) and facts.zero_variance == pytest.approx(2 / 3)
     assert (facts.kl, facts.grad_norm, facts.logp_gap, facts.diversity) == (1e-6, 0.1, None, None)
+    broken = IterationFacts.of(7, {}, {"grad_norm": float("inf"), "approx_kl": float("nan")}, tolerance=0.0)
+    assert broken == IterationFacts(7), "a checkpoint could not hold it"
 
 
 def test_a_sighting_keeps_what_was_inspected() -> None:
