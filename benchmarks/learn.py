@@ -3,7 +3,7 @@
     make learn        (or: python benchmarks/learn.py --seeds 0 1 2 --json learn.json)
 
 Fails (exit code 1) unless the mean held-out reward after training reaches TARGET and every rise is larger than the
-half-width of its 95 % interval.
+half-width of its 95 % interval, and the guard never stops or doubts a run.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import textwrap
+from collections import Counter
 from pathlib import Path
 from typing import Any
 
@@ -30,6 +31,7 @@ def train(seed: int, home: Path) -> dict[str, Any]:
     name = f"learn-seed{seed}"
     program = Path(sys.executable).parent / "digenrl"
     command = [str(program), "train", "tiny-ocr", f"seed={seed}", "--name", name]
+    # Exit code 3 is a run that the guard stopped: a failure, as any other.
     subprocess.run(command, check=True, env={**os.environ, "DIGENRL_HOME": str(home)})
     summary: dict[str, Any] = json.loads((home / name / "summary.json").read_text())
     return summary
@@ -38,7 +40,8 @@ def train(seed: int, home: Path) -> dict[str, Any]:
 def passes(summaries: list[dict[str, Any]]) -> bool:
     """Whether the target is met."""
     mean = sum(s["eval_after"] for s in summaries) / len(summaries)
-    return mean >= TARGET and all(s["eval_rise_ci95"][0] > 0 for s in summaries)
+    rises = all(s["eval_rise_ci95"][0] > 0 for s in summaries)
+    return mean >= TARGET and rises and all(set(s["guard"]["states"].values()) == {"ok"} for s in summaries)
 
 
 def table(summaries: list[dict[str, Any]]) -> str:
@@ -57,6 +60,19 @@ def table(summaries: list[dict[str, Any]]) -> str:
     return "\n".join(lines)
 
 
+def guard_table(summaries: list[dict[str, Any]]) -> str:
+    """Another: what the guard saw of each seed."""
+    names = list(summaries[0]["guard"]["gold"])
+    lines = ["| seed | guard | " + " | ".join(f"{name}, not trained on" for name in names) + " |"]
+    lines.append("|---" * (len(names) + 2) + "|")
+    for s in summaries:
+        states = Counter(s["guard"]["states"].values())
+        told = ", ".join(f"{state} {count} times" for state, count in states.items())
+        curves = [[s["guard"]["gold"][name][v] for v in s["eval_curve"]] for name in names]
+        lines.append(f"| {s['seed']} | {told} | " + " | ".join(f"{c[0]:.3f} → {c[-1]:.3f}" for c in curves) + " |")
+    return "\n".join(lines)
+
+
 def page(summaries: list[dict[str, Any]]) -> str:
     """The page in docs/."""
     seeds = ", ".join(str(s["seed"]) for s in summaries)
@@ -65,14 +81,17 @@ def page(summaries: list[dict[str, Any]]) -> str:
         tiny Stable Diffusion 3 pipeline draws three-digit numbers; the reward is 1 - edit distance / length of what a
         pretrained OCR engine reads. The table shows the mean reward over {summaries[0]["eval_prompts"]} numbers held
         out of both pretraining and RL, always with the same noise, after 0, 10, ... iterations
-        ({summaries[0]["samples"]} training samples in all). The interval is a paired bootstrap over prompts.
+        ({summaries[0]["samples"]} training samples in all). The interval is a paired bootstrap over prompts. The second
+        table shows what the guard thought at each of these evaluations, and how another OCR engine, which nothing is
+        trained on, reads the first of these pictures.
     """
     caveat = f"""
         Measured on {platform.machine()} with {os.cpu_count()} cores. The pretrained base is the same for every seed;
         seeds change prompts, noise, SDE windows and the adapter's start. The recipe was tuned on the same held-out
         prompts, so they are held out of training but not of the choice of hyper-parameters.
     """
-    return "\n\n".join(["# Does it learn?", _filled(text), table(summaries), _filled(caveat)]) + "\n"
+    parts = ["# Does it learn?", _filled(text), table(summaries), guard_table(summaries), _filled(caveat)]
+    return "\n\n".join(parts) + "\n"
 
 
 def _filled(text: str) -> str:
@@ -93,9 +112,9 @@ def main() -> int:
     if arguments.json is not None:
         arguments.json.write_text(json.dumps(summaries, indent=1))
     arguments.page.write_text(page(summaries))
-    print(table(summaries))
+    print(table(summaries), guard_table(summaries), sep="\n\n")
     if not passes(summaries):
-        print(f"not met: mean held-out reward >= {TARGET}, and every rise's interval above 0", file=sys.stderr)
+        print(f"not met: mean held-out reward >= {TARGET}, every interval above 0, the guard ok", file=sys.stderr)
         return 1
     return 0
 

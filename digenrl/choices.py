@@ -1,8 +1,8 @@
 """What a configuration leaves open, settled once, before a run starts: `schedule.timestep_batch` and
-`schedule.advantage` where they are `auto`.
+`schedule.advantage` where they are `auto`, `guard.gold` where it is null.
 
     needs_profile(config) -> bool              whether anything is open that only a measurement can settle
-    settle(config, shape, profiles)            the configuration with both settled, and a sentence on each
+    settle(config, shape, profiles)            the configuration with all settled, and a sentence on each
     model_of(shape, profiles) -> CostModel     what the profiles tell
 
 What is chosen is written into the run's configuration: units are canonical, so they must not change when a run is
@@ -18,6 +18,7 @@ from pydantic import ValidationError
 
 from digenrl import runspec
 from digenrl.config import RunConfig
+from digenrl.guard.gold import gold_names
 from digenrl.profile import Profile, best_timestep_batch
 from digenrl.scheduling.bound import Pool
 from digenrl.scheduling.costs import CostModel
@@ -59,6 +60,10 @@ def settle(config: RunConfig, num_held_out: int, profiles: Sequence[Profile]) ->
         advantage, reason = _advantage(config, num_held_out, profiles)
         config = _with(config, advantage=advantage)
         reasons.append(f"schedule.advantage=auto: {advantage}; {reason}")
+    if config.guard.gold is None:
+        gold = gold_names(config)
+        config = config.model_copy(update={"guard": config.guard.model_copy(update={"gold": gold})})
+        reasons.append(f"guard.gold: {', '.join(gold) or 'none, as there is no second engine for these rewards'}")
     return config, tuple(reasons)
 
 

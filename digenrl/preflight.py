@@ -15,8 +15,9 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from digenrl.config import ClusterConfig, RewardConfig, RunConfig, TrackingConfig
+from digenrl.config import ClusterConfig, RunConfig, TrackingConfig
 from digenrl.config.errors import ConfigError, did_you_mean, nearest, shown
+from digenrl.guard.gold import gold_names
 from digenrl.preflight_model import check_model
 from digenrl.prompts import PromptError, load_prompts
 from digenrl.rewards.base import PromptRecord
@@ -79,7 +80,9 @@ def _check_prompts(config: RunConfig, problems: list[str], notes: list[str]) -> 
     train = _load("data.prompts", config.data.prompts, problems)
     held_out = _load("data.held_out", config.data.held_out, problems) if config.data.held_out is not None else None
     for reward in config.rewards:
-        problems += _reward_problems(reward, {"data.prompts": train, "data.held_out": held_out})
+        problems += _reward_problems(reward.name, "rewards", {"data.prompts": train, "data.held_out": held_out})
+    for name in gold_names(config):
+        problems += _reward_problems(name, "guard.gold", {"data.held_out": held_out})
     wanted = config.algorithm.prompts_per_iteration
     if train is not None and len(train) < wanted:
         notes.append(
@@ -101,7 +104,8 @@ def _evaluation_notes(config: RunConfig, held_out: Sequence[PromptRecord] | None
     if config.evaluation.every == 0 or wanted == 0:
         return []
     if config.data.held_out is None:
-        return ["data.held_out is not set: nothing is evaluated on prompts the model was not trained on"]
+        watching = "" if config.guard.mode == "off" else ", and the guard sees nothing"
+        return [f"data.held_out is not set: nothing is evaluated on prompts the model was not trained on{watching}"]
     if held_out is not None and len(held_out) < wanted:
         return [f"evaluation.prompts={wanted} exceeds the {len(held_out)} held-out prompts: all of them are used"]
     return []
@@ -115,17 +119,20 @@ def _load(field: str, path: str, problems: list[str]) -> Sequence[PromptRecord] 
         return None
 
 
-def _reward_problems(reward: RewardConfig, prompts: dict[str, Sequence[PromptRecord] | None]) -> list[str]:
-    if reward.name not in reward_names():
-        hint = did_you_mean(reward.name, reward_names(), "rewards")
-        return [f"rewards: {shown(reward.name)} is not a registered reward{hint}"]
+def _reward_problems(name: str, key: str, prompts: dict[str, Sequence[PromptRecord] | None]) -> list[str]:
+    if name not in reward_names():
+        hint = did_you_mean(name, reward_names(), "rewards")
+        return [f"{key}: {shown(name)} is not a registered reward{hint}"]
     problems = []
-    scorer = make_reward(reward.name)
+    try:
+        scorer = make_reward(name)
+    except ModuleNotFoundError as error:
+        return [f"{key}: {error}"]
     for field, records in prompts.items():
         try:
             scorer.validate(records or ())
         except ValueError as error:
-            problems.append(f"{field} lacks what the reward {reward.name} needs: {error}")
+            problems.append(f"{field} lacks what the reward {name} needs: {error}")
     return problems
 
 

@@ -10,6 +10,7 @@ from typing import Any
 from digenrl.config import RunConfig
 from digenrl.config.changes import CHANGEABLE, forbidden_changes
 from digenrl.config.errors import ConfigError
+from digenrl.guard.watch import Guard
 from digenrl.policy import NumberedAdapter
 from flows.history import History
 from storage import checkpoints
@@ -22,18 +23,23 @@ logger = logging.getLogger(__name__)
 class Checkpointer(Listener):
     """Saves the published state every n iterations, one save at a time, in a thread.
 
+    With a guard that may stop the run, it also saves what is evaluated: to that the run may have to go back.
+
     Args:
         root: where checkpoints go.
         config: the run's configuration.
         history: goes into each checkpoint; must hear of an iteration before this listener does.
+        guard: what it knows goes into each checkpoint; None if nothing is watched. It may hear of an iteration after
+            this listener, since a save begins when all have.
 
     Attributes:
         extra: more state for each checkpoint, e.g. the MLflow run id.
         last: the newest checkpoint, None if there is none.
     """
 
-    def __init__(self, root: Path | str, config: RunConfig, history: History) -> None:
+    def __init__(self, root: Path | str, config: RunConfig, history: History, guard: Guard | None = None) -> None:
         self._root = root
+        self._guard = guard
         self._config = config
         self._history = history
         self._state: TrainerState | None = None
@@ -53,14 +59,22 @@ class Checkpointer(Listener):
         self._closed = report.iteration + 1
         self._save_if_due()
 
-    async def finish(self) -> checkpoints.CheckpointInfo | None:
+    async def finish(self, good: int | None = None) -> checkpoints.CheckpointInfo | None:
         """Save the last published state if that has not been done, and wait for it.
 
+        Args:
+            good: iterations to go back to instead: newer checkpoints are removed.
+
         Returns:
-            The newest checkpoint, None if nothing was published yet.
+            The newest checkpoint, None if there is none.
         """
         if self._saving is not None:
             await self._saving
+        if good is not None:
+            removed = await asyncio.to_thread(checkpoints.rewind, self._root, good)
+            logger.info("back to iteration %d: removed %s", good, ", ".join(removed) or "nothing")
+            self.last = await asyncio.to_thread(checkpoints.latest, self._root)
+            return self.last
         if self._state is not None and self._saved != self._trained(self._state):
             await self._save(self._state)
         return self.last
@@ -69,10 +83,15 @@ class Checkpointer(Listener):
         """Iterations that made `state`."""
         return state.theta // self._config.algorithm.updates_per_iteration
 
+    def _may_return_to(self, iterations: int) -> bool:
+        every = self._config.evaluation.every
+        return self._guard is not None and self._guard.may_stop and every > 0 and iterations % every == 0
+
     def _save_if_due(self) -> None:
         every = self._config.checkpoint.every
+        due = (every and self._closed % every == 0) or self._may_return_to(self._closed)
         # An iteration's state is published before or after the iteration closes; the history must have both.
-        if self._state is None or self._trained(self._state) != self._closed or not every or self._closed % every:
+        if self._state is None or self._trained(self._state) != self._closed or not due:
             return
         if self._closed == self._config.iterations:
             return  # `finish` saves it
@@ -104,10 +123,13 @@ class Checkpointer(Listener):
             "config": self._config.model_dump(mode="json"),
             "history": self._history.until(complete).to_state(),
         }
+        if self._guard is not None:
+            content["guard"] = self._guard.until(complete)
         self.last = await asyncio.to_thread(checkpoints.save, self._root, complete, tensors, content)
         self._saved = complete
         logger.info("saved %s", self.last.url)
-        await asyncio.to_thread(checkpoints.prune, self._root, self._config.checkpoint.keep)
+        needed = self._guard.needed if self._guard is not None else ()
+        await asyncio.to_thread(checkpoints.prune, self._root, self._config.checkpoint.keep, needed)
 
 
 def restore(root: Path | str) -> tuple[int, TrainerState, checkpoints.Checkpoint] | None:

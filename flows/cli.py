@@ -1,8 +1,8 @@
 """The command line: `digenrl COMMAND`.
 
 Each command lives in flows/commands and is imported when it runs, so that `--help` and a wrong argument answer at
-once. A configuration error ends with exit code 2 and its sentence, any other expected failure with 1; a traceback is
-shown only with --debug.
+once. A configuration error ends with exit code 2 and its sentence, any other expected failure with 1, a run that the
+guard stopped with 3; a traceback is shown only with --debug.
 """
 
 from __future__ import annotations
@@ -64,7 +64,11 @@ def train(
     ] = False,
     debug: Debug = False,
 ) -> None:
-    """Train a model and show how it goes. Ctrl-C stops with a checkpoint; `digenrl resume RUN` goes on."""
+    """Train a model and show how it goes. Ctrl-C stops with a checkpoint; `digenrl resume RUN` goes on.
+
+    Exit codes: 0 complete, 1 failed, 2 refused, 3 stopped by the guard (see `digenrl config explain guard`), 130
+    stopped by Ctrl-C or a cancellation.
+    """
     from flows.commands.train import run
 
     guarded(

@@ -18,8 +18,8 @@ from numpy.typing import NDArray
 from digenrl.rewards.base import Failed, PromptRecord, Score, Scored
 from digenrl.rewards.mix import RewardMix
 from digenrl.scoring import NON_FINITE
+from digenrl.statistics import paired_rise
 from digenrl.trajectory import Trajectory
-from flows.statistics import paired_rise
 
 #: Rows beside the single rewards.
 MIXED, EXACT_MATCH = "mixed", "exact match"

@@ -12,6 +12,7 @@ from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
+from digenrl.guard.watch import Verdict
 from digenrl.rewards.base import Scored
 from flows.history import History
 from workers.listener import Dispatched, Evaluation, IterationReport, Listener
@@ -47,6 +48,7 @@ class Progress(Listener):
         self._busy_with: dict[str, set[str]] = {}
         self._roles: dict[str, str] = {}
         self._held_out: list[tuple[int, float]] = []
+        self._verdict: Verdict | None = None
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4, transient=True)
 
     def __enter__(self) -> Progress:
@@ -102,6 +104,15 @@ class Progress(Listener):
             before = [found for found in self._held_out if found[0] != evaluation.version]
             self._held_out = [*before, (evaluation.version, float(np.mean(values)))]
             self._line(f"held-out reward after {evaluation.version} iterations: {self._held_out[-1][1]:.3f}")
+
+    def judged(self, verdict: Verdict) -> None:
+        """The guard judged an evaluation. What it warns of stays on the screen."""
+        gold = "".join(f"; {name} {mean:.3f}" for name, mean in verdict.gold.items())
+        self._line(f"guard after {verdict.version} iterations: {verdict.level}{gold}")
+        # Why it stops is the first thing the summary says.
+        if verdict.level == "warn" and (self._verdict is None or self._verdict.level == "ok"):
+            self.notice(f"the guard warns: {verdict.reason}")
+        self._verdict = verdict
 
     def fleet_changed(self, message: str) -> None:
         """See Listener."""
@@ -171,6 +182,10 @@ class Progress(Listener):
                 Text(f"{value:.3f}", style="bold green"),
                 Text(since, style="dim", no_wrap=True, overflow="ellipsis"),
             )
+        if self._verdict is not None:
+            gold = ", ".join(f"{name} {mean:.3f}" for name, mean in self._verdict.gold.items())
+            style = {"ok": "green", "warn": "yellow", "stop": "bold red"}[self._verdict.level]
+            add("guard", Text(self._verdict.level, style=style), Text(gold, style="dim", no_wrap=True))
         failed = len(report.scores) - len(report.rewards)
         add("samples/s", Text(f"{self._rate():.1f}"), Text(f"{failed} failed" if failed else "", style="red"))
         for name, share in report.busy.items():

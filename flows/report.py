@@ -15,10 +15,12 @@ from rich.console import Console
 from rich.text import Text
 
 from digenrl.config import RunConfig
+from digenrl.guard.watch import Guard, Verdict
 from digenrl.scheduling.bubbles import Cause
+from digenrl.statistics import mean_interval, paired_rise
+from flows.guarding import draw_stop
 from flows.history import History
 from flows.pictures import learning_curve, side_by_side
-from flows.statistics import mean_interval, paired_rise
 from storage.runs import RunDirectory
 
 
@@ -57,6 +59,7 @@ def summarise(
     observing: float,
     searching: float,
     bubbles: Mapping[Cause, float] | None = None,
+    guard: Guard | None = None,
 ) -> dict[str, Any]:
     """The content of summary.json. Numbers that do not exist yet are null.
 
@@ -65,14 +68,17 @@ def summarise(
         config: of the run.
         history: rows and evaluations.
         places: where the results are.
-        status: completed or cancelled.
+        status: completed, cancelled, guarded (stopped by the guard) or failed.
         observing: share of the wall time that showing task runs took.
         searching: share of the iterations' time that trainer_assist=search took to decide.
         bubbles: cause -> share of the devices' time in the iterations of this attempt; None: not known yet.
+        guard: of the run; None if nothing is watched.
     """
-    versions = sorted(history.evaluations)
-    before = history.evaluations[versions[0]] if versions else {}
-    after = history.evaluations[versions[-1]] if len(versions) > 1 else {}
+    last = guard.last if guard is not None else None
+    result = history.until(last.good) if status == "guarded" and last is not None else history
+    versions = sorted(result.evaluations)
+    before = result.evaluations[versions[0]] if versions else {}
+    after = result.evaluations[versions[-1]] if len(versions) > 1 else {}
     rise, rise_interval = paired_rise(before, after)
     return {
         "run": name,
@@ -84,8 +90,9 @@ def summarise(
         "eval_rise_ci95": _finite(rise_interval),
         "eval_prompts": len(after or before),
         "eval_iterations": versions[-1] if versions else None,
-        "eval_curve": {str(v): _mean(history.evaluations[v]) for v in versions},
+        "eval_curve": {str(v): _mean(values) for v, values in sorted(history.evaluations.items())},
         "iterations": history.iterations,
+        "guard": _guard_summary(guard),
         "samples": sum(row.samples for row in history.rows),
         "seconds": round(history.seconds, 3),
         "samples_per_second": round(history.samples_per_second, 3),
@@ -101,9 +108,31 @@ def summarise(
     }
 
 
-def draw(directory: RunDirectory, history: History) -> dict[str, Path]:
-    """Write the learning curve and, after two evaluations, before | after. Returns what was written, by name."""
+def _guard_summary(guard: Guard | None) -> dict[str, Any] | None:
+    """What the guard thought of every evaluation; None if nothing is watched."""
+    if guard is None or (last := guard.last) is None:
+        return None
+    return {
+        "state": last.level,
+        "reason": last.reason,
+        "good_iterations": last.good,
+        "states": {str(version): verdict.level for version, verdict in guard.verdicts.items()},
+        "gold": {
+            name: {str(v): round(found.gold[name], 6) for v, found in guard.verdicts.items() if name in found.gold}
+            for name in last.gold
+        },
+        "checks": {name: round(finding.reading.value, 6) for name, finding in last.findings.items()},
+    }
+
+
+def draw(directory: RunDirectory, history: History, stop: Verdict | None = None) -> dict[str, Path]:
+    """Write the learning curve and, after two evaluations, before | after. Returns what was written, by name.
+
+    If the guard stopped the run, before | after shows what it ends with, and another picture why it was stopped.
+    """
     written = {}
+    if stop is not None and (picture := draw_stop(directory, stop)) is not None:
+        written["guard"] = picture
     curve = directory.path / "pictures" / "learning-curve.png"
     curve.parent.mkdir(exist_ok=True)
     rewards = [(row.iteration, row.reward_mean, row.reward_std) for row in history.rows]
@@ -113,7 +142,7 @@ def draw(directory: RunDirectory, history: History) -> dict[str, Path]:
             held_out.append((version, float(np.mean(list(values.values()))), *mean_interval(list(values.values()))))
     curve.write_bytes(learning_curve(rewards, held_out))
     written["curve"] = curve
-    versions = sorted(history.evaluations)
+    versions = sorted(version for version in history.evaluations if stop is None or version <= stop.good)
     grids = [directory.picture_path("held-out", version) for version in (versions[0], versions[-1])] if versions else []
     if len(versions) > 1 and all(path.is_file() for path in grids):
         titles = [f"before: held-out reward {_mean(history.evaluations[versions[0]]):.3f}"]
@@ -140,6 +169,7 @@ def show_summary(console: Console, summary: dict[str, Any], pictures: dict[str, 
                 f"{summary['eval_prompts']} prompts",
             )
         )
+    _show_guard(console, summary)
     busy = ", ".join(f"{name} {share:.0%}" for name, share in summary["utilisation"].items())
     console.print(
         f"{summary['iterations']} iterations, {summary['samples']} samples in {summary['seconds']:.0f} s "
@@ -152,6 +182,8 @@ def show_summary(console: Console, summary: dict[str, Any], pictures: dict[str, 
     rows = [("curve", str(pictures["curve"]), "")]
     if "before-after" in pictures:
         rows.append(("samples", str(pictures["before-after"]), "same noise, before | after"))
+    if "guard" in pictures:
+        rows.append(("guard", str(pictures["guard"]), "same noise, before | when it was stopped"))
     if "timeline" in pictures:
         rows.append(("timeline", str(pictures["timeline"]), ""))
     if places.trace:
@@ -170,8 +202,25 @@ def show_summary(console: Console, summary: dict[str, Any], pictures: dict[str, 
         console.print(Text(f"{what:<12}{where}"), soft_wrap=True)
         if command:
             console.print(Text(f"{'':<12}→ {command}", style="dim"), soft_wrap=True)
-    if summary["status"] != "completed":
+    if summary["status"] == "guarded":
+        config = Path(pictures["curve"]).parent.parent / "config.yaml"
+        console.print(f"to go on all the same: guard.mode: warn in {config}, then: digenrl resume {name}")
+    elif summary["status"] != "completed":
         console.print(f"stopped early; continue with: digenrl resume {name}", highlight=False)
+
+
+def _show_guard(console: Console, summary: dict[str, Any]) -> None:
+    """Gold rewards, and what the guard has to say."""
+    guard = summary["guard"]
+    if guard is None:
+        return
+    for name, curve in guard["gold"].items():
+        values = [curve[version] for version in sorted(curve, key=int)]
+        console.print(f"{name}, not trained on  {values[0]:.3f} → {values[-1]:.3f}", highlight=False)
+    if guard["reason"] is not None:
+        style = "bold red" if guard["state"] == "stop" else "yellow"
+        words = guard["reason"] if guard["state"] == "stop" else f"the guard warns: {guard['reason']}"
+        console.print(Text(words, style=style))
 
 
 def waits(shares: Mapping[str, float]) -> str:

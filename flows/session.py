@@ -14,8 +14,9 @@ import functools
 import logging
 import multiprocessing
 import os
+import shutil
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -27,12 +28,14 @@ from safetensors.torch import save as save_tensors
 from digenrl import choices, runspec
 from digenrl.algorithms.optimizer import evaluated
 from digenrl.config import RunConfig
+from digenrl.guard.watch import Guard, Verdict
 from digenrl.identity import MicroBatchId
 from digenrl.profile import Profile
 from digenrl.prompts import load_prompts
 from digenrl.rewards.base import PromptRecord
 from digenrl.scheduling.bubbles import Cause
 from flows.checkpointing import Checkpointer, restore
+from flows.guarding import Guarding
 from flows.history import History
 from flows.logbook import Logbook
 from flows.measured import Clocked, CostBook, known_costs
@@ -56,6 +59,7 @@ logger = logging.getLogger(__name__)
 MLFLOW_STATUS: dict[str, Literal["FINISHED", "FAILED", "KILLED"]] = {
     "completed": "FINISHED",
     "cancelled": "KILLED",
+    "guarded": "KILLED",
     "failed": "FAILED",
 }
 
@@ -92,6 +96,7 @@ class Session:
         flow_run_id: of the Prefect flow run.
         prefect_page: address of the flow run's page.
         watchers: more listeners, such as a progress display.
+        judged: hears what the guard thinks of each evaluation.
     """
 
     def __init__(
@@ -102,6 +107,7 @@ class Session:
         flow_run_id: str,
         prefect_page: str | None,
         watchers: Sequence[Listener] = (),
+        judged: Callable[[Verdict], None] = lambda verdict: None,
     ) -> None:
         self._epoch = uuid.uuid4().hex
         self.directory = directory
@@ -117,6 +123,8 @@ class Session:
         self.flow_run_id = flow_run_id
         self._prefect_page = prefect_page
         self._watchers = watchers
+        self._judged = judged
+        self._guard_state = saved.state.get("guard") if saved is not None else None
         self._prompts = load_prompts(self.config.data.prompts)
         self._held_out = load_prompts(self.config.data.held_out) if self.config.data.held_out else ()
         self._tracker: Tracker | None = None
@@ -137,7 +145,10 @@ class Session:
         self.config = config
         self.shape = runspec.shape(config, len(self._held_out), self.start_iteration)
         self._observers = Observers(config.schedule.observe, self.shape)
-        self._checkpointer = Checkpointer(self.directory.checkpoints, config, self.history)
+        self._guard = Guard(config) if config.guard.mode != "off" else None
+        if self._guard is not None and self._guard_state is not None:
+            self._guard.restore(self._guard_state)
+        self._checkpointer = Checkpointer(self.directory.checkpoints, config, self.history, self._guard)
 
     async def settle(self, client: Client) -> None:
         """Settle what the configuration leaves open, once in the life of a run, and write it down.
@@ -184,6 +195,12 @@ class Session:
         return self._engine is not None
 
     @property
+    def guard_stop(self) -> Verdict | None:
+        """Why the guard stopped the run; None if it did not."""
+        last = self._guard.last if self._guard is not None else None
+        return last if last is not None and last.stops else None
+
+    @property
     def mlflow_page(self) -> str | None:
         """Address of the run's charts; None before `open_tracker`, or if nothing shows them."""
         return self._tracker.page if self._tracker is not None else None
@@ -215,6 +232,7 @@ class Session:
             tracking,
             Logbook(),
             *self._watchers,
+            *self._guarding(tracking),
         )
         self._engine = Engine(
             client=client,
@@ -226,6 +244,17 @@ class Session:
         )
         return self._engine
 
+    def _guarding(self, tracking: Tracking) -> tuple[Listener, ...]:
+        """Hears of an evaluation last, when the others have shown it."""
+        if self._guard is None:
+            return ()
+        tell = (tracking.judged, self._judged)
+        return (Guarding(self.config, self._guard, self.start_iteration, tell, self._stop),)
+
+    def _stop(self) -> None:
+        assert self._engine is not None, "there is an engine before it says anything"
+        self._engine.stop()
+
     def _prompts_of(self, micro_batch: MicroBatchId) -> tuple[PromptRecord, ...]:
         return tuple(runspec.prompts_of(self.shape, micro_batch, self._prompts, self._held_out))
 
@@ -233,12 +262,12 @@ class Session:
         """Save and write what there is.
 
         Args:
-            status: completed, cancelled or failed.
+            status: completed, cancelled, guarded or failed.
         """
-        checkpoint, lora, (pictures, timeline), _ = await asyncio.gather(
-            self._checkpointer.finish(),
-            asyncio.to_thread(self._save_lora),
-            self._draw(),
+        stop = self.guard_stop if status == "guarded" else None
+        (checkpoint, lora), (pictures, timeline), _ = await asyncio.gather(
+            self._save(stop),
+            self._draw(stop),
             self._observers.close(patient=status == "completed"),
         )
         if self._costs is not None:
@@ -252,9 +281,23 @@ class Session:
         flow_runs = (self.flow_run_id, *map(str, self._observers.flow_runs))
         return Result(summary, places, pictures, self._observers.emitted, flow_runs)
 
-    async def _draw(self) -> tuple[dict[str, Path], Written]:
+    async def _save(self, stop: Verdict | None) -> tuple[CheckpointInfo | None, Path | None]:
+        """Checkpoint and adapter that are left: the newest, or those that the guard goes back to."""
+        if stop is None:
+            checkpoint, lora = await asyncio.gather(
+                self._checkpointer.finish(), asyncio.to_thread(self._save_lora, self._published)
+            )
+            return checkpoint, lora
+        checkpoint = await self._checkpointer.finish(stop.good)
+        left = await asyncio.to_thread(restore, self.directory.checkpoints)
+        if left is None:  # the base model was best
+            await asyncio.to_thread(shutil.rmtree, self._lora_path, ignore_errors=True)
+            return None, None
+        return checkpoint, await asyncio.to_thread(self._save_lora, left[1])
+
+    async def _draw(self, stop: Verdict | None) -> tuple[dict[str, Path], Written]:
         """Pictures by name, and the timeline; one after the other, as matplotlib is not made for threads."""
-        pictures = await asyncio.to_thread(draw, self.directory, self.history)
+        pictures = await asyncio.to_thread(draw, self.directory, self.history, stop)
         if self._timeline is None:
             return pictures, Written()
         picture = self.directory.path / "timeline.png"
@@ -283,13 +326,21 @@ class Session:
             observing=self._observers.share,
             searching=self._clocked.search_share if self._clocked is not None else 0.0,
             bubbles=bubbles,
+            guard=self._guard,
         )
 
-    def _save_lora(self) -> Path | None:
-        lora = self.directory.path / "lora"
-        if self._engine is None or self._engine.published is None:
+    @property
+    def _published(self) -> TrainerState | None:
+        return self._engine.published[1] if self._engine is not None and self._engine.published is not None else None
+
+    @property
+    def _lora_path(self) -> Path:
+        return self.directory.path / "lora"
+
+    def _save_lora(self, state: TrainerState | None) -> Path | None:
+        lora = self._lora_path
+        if state is None:
             return lora if lora.is_dir() else None  # that of the attempt before this one
-        _, state = self._engine.published
         # In a process that has diffusers imported already; as bytes, since a tensor would travel as shared memory.
         context = multiprocessing.get_context(forkserver.METHOD)
         with ProcessPoolExecutor(1, mp_context=context) as pool:

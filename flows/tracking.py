@@ -6,14 +6,18 @@ from collections.abc import Mapping, Sequence
 
 import numpy as np
 
+from digenrl.guard.watch import Verdict
 from digenrl.rewards.base import PromptRecord, Scored
 from digenrl.scheduling.bubbles import Cause
+from digenrl.statistics import mean_interval
 from flows.history import History, IterationRow
 from flows.pictures import montage
-from flows.statistics import mean_interval
 from storage.runs import RunDirectory
 from storage.tracker import Tracker
 from workers.listener import Evaluation, IterationReport, Listener
+
+#: MLflow's tag for what the guard thinks of the run.
+GUARD_TAG = "digenrl.guard"
 
 #: Iterations whose metrics may still have been on their way when a process was killed.
 UNDELIVERED = 50
@@ -77,6 +81,12 @@ class Tracking(Listener):
                 self._tracker.log_image(f"samples/held-out-{evaluation.version:06d}.png", grid, evaluation.version)
         if self._tracker is not None:
             self._tracker.log_iteration(evaluation.version, evaluation_metrics(list(values.values())))
+
+    def judged(self, verdict: Verdict) -> None:
+        """The guard judged an evaluation."""
+        if self._tracker is not None:
+            self._tracker.log_iteration(verdict.version, verdict.metrics())
+            self._tracker.set_tag(GUARD_TAG, verdict.reason or verdict.level)
 
     def _caption(self, index: int, reward: float | None) -> str:
         record = self._held_out[index]

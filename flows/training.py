@@ -1,7 +1,8 @@
 """The training run as a Prefect flow.
 
 The flow opens the cluster and lets the engine work; what is shown, tracked and saved hangs on the engine as listeners.
-It ends as Completed, as Cancelled (from the UI, SIGINT or SIGTERM: with a checkpoint), or as Failed with a sentence.
+It ends as Completed, as Cancelled (from the UI, SIGINT or SIGTERM: with a checkpoint; or by the guard: with its last
+good one), or as Failed with a sentence.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ from prefect.runtime import flow_run
 from prefect.states import Cancelled, Completed, Crashed, State
 from prefect.utilities.urls import url_for
 
+from digenrl.guard.watch import Verdict
 from flows.flowlog import flow_log
 from flows.history import History
 from flows.session import Result, Session
@@ -45,6 +47,7 @@ class Watch:
         phase: hears what goes on before and after the iterations.
         notice: takes a line that stays: where the pages are, that a stop was heard.
         resumed: hears the history of the attempts before this one.
+        judged: hears what the guard thinks of each evaluation.
         pending: services that the run needs and that do not answer yet.
         result: what the flow left, set at its end.
         failure: what ended it; Prefect may fail at handing that on.
@@ -54,6 +57,7 @@ class Watch:
     phase: Callable[[str], None] = field(default=lambda text: None)
     notice: Callable[[str], None] = field(default=lambda text: None)
     resumed: Callable[[History], None] = field(default=lambda history: None)
+    judged: Callable[[Verdict], None] = field(default=lambda verdict: None)
     pending: Callable[[], list[str]] = field(default=list)
     result: Result | None = None
     failure: Exception | None = None
@@ -78,6 +82,7 @@ async def training(run_name: str, resume: bool = False) -> State[None]:
         flow_run_id=str(flow_run.id),
         prefect_page=page,
         watchers=watch.listeners,
+        judged=watch.judged,
     )
     watch.resumed(session.history)
     if page is not None:
@@ -99,11 +104,13 @@ async def training(run_name: str, resume: bool = False) -> State[None]:
     iterations = watch.result.summary["iterations"]
     if status == "completed":
         return Completed(message=f"{iterations} iterations")
+    if session.guard_stop is not None:
+        return Cancelled(name="Stopped by guard", message=session.guard_stop.reason)
     return Cancelled(message=f"stopped after {iterations} iterations; continue with: digenrl resume {run_name}")
 
 
 async def _train(session: Session, watch: Watch, stop: Stop) -> str:
-    """Open everything side by side, run the engine; completed or cancelled."""
+    """Open everything side by side, run the engine; completed, cancelled or guarded."""
     _say(watch, "starting workers")
     settled = asyncio.Event()
     tracking = asyncio.create_task(_open_tracking(session, watch, stop, settled))
@@ -119,7 +126,10 @@ async def _train(session: Session, watch: Watch, stop: Stop) -> str:
                 return "cancelled"
             engine: Engine = session.engine(client)
             stop.then(engine.stop)
-            return "completed" if await engine.run() else "cancelled"
+            finished = await engine.run()
+            if session.guard_stop is not None:
+                return "guarded"
+            return "completed" if finished else "cancelled"
     finally:
         tracking.cancel()
 

@@ -4,6 +4,7 @@
     latest(root) -> CheckpointInfo | None       the newest one of which every byte verifies
     load(info) -> Checkpoint                    verifies while reading
     prune(root, keep) -> list[str]              also removes what interrupted saves left behind
+    rewind(root, iteration) -> list[str]        removes those that are newer
 
 One checkpoint is a folder that is written once and never changed:
 
@@ -24,7 +25,7 @@ import logging
 import math
 import re
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -163,11 +164,16 @@ def load(info: CheckpointInfo) -> Checkpoint:
     return Checkpoint(info, tensors, state)
 
 
-def prune(root: str | Path, keep: int) -> list[str]:
+def prune(root: str | Path, keep: int, needed: Collection[int] = ()) -> list[str]:
     """Remove all but the newest `keep` checkpoints, and everything that was never committed.
 
     A checkpoint with an absent or truncated file does not count towards `keep`. Only the run's writer may call this:
     to anybody else a save in progress looks like one that failed.
+
+    Args:
+        root: directory or URL that holds the run's checkpoints.
+        keep: how many stay.
+        needed: iterations to which the run may have to go back: for each, the newest that is not newer stays too.
 
     Returns:
         Names of the removed folders.
@@ -180,12 +186,29 @@ def prune(root: str | Path, keep: int) -> list[str]:
     if committed and not whole:
         return []
     kept = {info.folder for info in whole[:keep]}
+    kept |= {next((i.folder for i in whole if i.iteration <= iteration), "") for iteration in needed}
     removed = [folder for folder in store.folders() if _FOLDER.fullmatch(folder) and folder not in kept]
-    for folder in removed:
+    _remove(store, removed)
+    return removed
+
+
+def rewind(root: str | Path, iteration: int) -> list[str]:
+    """Remove every checkpoint with more iterations. Only the run's writer may call this.
+
+    Returns:
+        Names of the removed folders.
+    """
+    store = open_store(root)
+    removed = [f for f in store.folders() if (match := _FOLDER.fullmatch(f)) and int(match[1]) > iteration]
+    _remove(store, removed)
+    return removed
+
+
+def _remove(store: Store, folders: Sequence[str]) -> None:
+    for folder in folders:
         # The manifest first: a removal that is interrupted leaves nothing that looks whole.
         store.remove(folder, MANIFEST)
         store.remove_folder(folder)
-    return removed
 
 
 def _existing(store: Store, info: CheckpointInfo) -> CheckpointInfo | None:

@@ -180,6 +180,11 @@ class Tracker:
         run_id = self.run_id
         self._put("an image", lambda: self._log_image(run_id, path, copy, step), size_bytes)
 
+    def set_tag(self, name: str, text: str) -> None:
+        """Tag the run, replacing an earlier text, in the background."""
+        run_id = self.run_id
+        self._put("a tag", lambda: self._client.set_tag(run_id, name, text))
+
     def log_artifact(self, path: str | Path, directory: str | None = None) -> None:
         """Upload a file or directory, in the background; it must stay where it is until then."""
         run_id = self.run_id

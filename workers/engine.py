@@ -219,8 +219,9 @@ class Engine:
                 names = {w: self._fleet.name(w) for w in self._meter.workers}
                 self._listener.iteration_closed(self._meter.close(command, names, time.monotonic()))
             case m.EvaluationDone():
-                previews = self._meter.take_previews(command.version)
-                self._listener.evaluated(Evaluation(command.version, command.scores, previews))
+                version = command.version
+                previews, inspection = self._meter.take_previews(version), self._meter.take_inspection(version)
+                self._listener.evaluated(Evaluation(version, command.scores, previews, inspection))
             case m.FailRun():
                 raise self._failed(command.reason)
             case m.Finished():

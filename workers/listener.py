@@ -12,6 +12,7 @@ from dataclasses import dataclass, field
 
 import torch
 
+from digenrl.guard.inspection import Inspection
 from digenrl.identity import SampleId
 from digenrl.policy import NumberedAdapter
 from digenrl.rewards.base import Score
@@ -104,11 +105,13 @@ class Evaluation:
         version: of the weights.
         scores: result per sample; the sample's group is the index of the held-out prompt.
         previews: PNG pictures of the first samples, by prompt index.
+        inspection: what the guard asked for.
     """
 
     version: int
     scores: dict[SampleId, Score]
     previews: dict[int, bytes]
+    inspection: Inspection = field(default_factory=Inspection)
 
 
 class Listener:

@@ -11,10 +11,11 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 
 from digenrl.contributions import UnitMetrics
+from digenrl.guard.inspection import Inspection
 from digenrl.identity import SampleId
 from digenrl.rewards.base import Score, Scored
 from digenrl.scheduling.messages import CloseIteration, Run, ScoresDone
-from digenrl.scheduling.units import RolloutUnit, TrainUnit, Unit, UpdateUnit
+from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, UpdateUnit
 from workers.listener import IterationReport
 from workers.receipts import Receipt
 
@@ -49,6 +50,7 @@ class Meter:
         self._scores: dict[int, dict[SampleId, Score]] = defaultdict(dict)
         self._prints: dict[int, dict[str, str]] = defaultdict(dict)
         self._previews: dict[int, dict[int, bytes]] = defaultdict(dict)
+        self._inspections: dict[tuple[str, int], dict[int, Inspection]] = defaultdict(dict)
         self._busy: dict[str, float] = defaultdict(float)
         self.workers: set[str] = set()
         self.spans: list[Span] = []
@@ -69,6 +71,8 @@ class Meter:
             self._grad_norms[unit.theta] = receipt.grad_norm or 0.0
             return
         micro_batch = unit.micro_batch
+        if isinstance(unit, ScoreUnit):
+            self._inspections[micro_batch.phase, micro_batch.iteration][micro_batch.index] = receipt.inspection
         if micro_batch.phase == "eval":
             self._previews[micro_batch.iteration].update(receipt.previews)
             return
@@ -82,6 +86,14 @@ class Meter:
     def take_previews(self, version: int) -> dict[int, bytes]:
         """Pictures of the evaluation of `version`, by prompt index; forgotten afterwards."""
         return dict(sorted(self._previews.pop(version, {}).items()))
+
+    def take_inspection(self, version: int) -> Inspection:
+        """What the guard asked for in the evaluation of `version`; forgotten afterwards."""
+        return self._taken_inspection("eval", version)
+
+    def _taken_inspection(self, phase: str, iteration: int) -> Inspection:
+        found = self._inspections.pop((phase, iteration), {})
+        return sum((found[index] for index in sorted(found)), Inspection())
 
     def close(self, closed: CloseIteration, names: Mapping[str, str], now: float) -> IterationReport:
         """The report of an iteration; its sums are forgotten afterwards.
@@ -101,6 +113,7 @@ class Meter:
         metrics = trained.means()
         if self._grad_norms:
             metrics["grad_norm"] = sum(self._grad_norms[t] for t in sorted(self._grad_norms)) / len(self._grad_norms)
+        metrics |= self._taken_inspection("train", iteration).metrics()
         self._opened = now
         self._busy.clear()
         self._grad_norms.clear()

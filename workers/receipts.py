@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING
 
 from digenrl.config import RunConfig
 from digenrl.contributions import UnitMetrics
+from digenrl.guard.inspection import Inspection
 from digenrl.rewards.base import PromptRecord
 from digenrl.scheduling.messages import Capability, Outcome, Ref, Run
 
@@ -86,6 +87,7 @@ class Receipt:
         grad_norm: update units only: norm of the gradient before clipping.
         fingerprint: content hash of what was made (trajectory and images, or adapter), empty if nothing was.
         previews: evaluation only: small PNG pictures by prompt index.
+        inspection: score units only: what the guard asks for.
     """
 
     outcome: Outcome
@@ -95,3 +97,4 @@ class Receipt:
     grad_norm: float | None = None
     fingerprint: str = ""
     previews: dict[int, bytes] = field(default_factory=dict)
+    inspection: Inspection = field(default_factory=Inspection)

@@ -22,6 +22,7 @@ from digenrl.algorithms.registry import algorithm_of
 from digenrl.algorithms.streaming import Closings, UpdateAccumulator, UpdateState
 from digenrl.config import RunConfig
 from digenrl.contributions import Contribution, StreamedContribution
+from digenrl.guard.inspection import Inspector
 from digenrl.identity import MicroBatchId
 from digenrl.models.base import Embeddings
 from digenrl.models.embeddings import EmbeddingCache
@@ -77,6 +78,7 @@ class Replica:
         self.shape = runspec.shape(setup.config, setup.held_out, setup.start_iteration)
         self.policy = policy or load_policy(setup.config)
         self.reward = RewardMix.of({term.name: term.weight for term in setup.config.rewards})
+        self._inspector = Inspector(setup.config)
         self._embeddings = EmbeddingCache(self.policy.model)
         self._weights = Weights(setup.config, self.policy)
         self._rollouts: dict[MicroBatchId, RolloutState] = {}
@@ -138,8 +140,8 @@ class Replica:
         scores = score_micro_batch(self.reward, done.trajectory, done.images, prompts)
         receipt = _receipt(ScoresDone(scores))
         if unit.micro_batch.phase == "eval":
-            return replace(receipt, previews=previews(done.trajectory.samples, done.images))
-        return receipt
+            receipt = replace(receipt, previews=previews(done.trajectory.samples, done.images))
+        return replace(receipt, inspection=self._inspector(done.trajectory, done.images, prompts))
 
     def _train(self, unit: TrainUnit, assignment: Assignment) -> Receipt:
         run = assignment.run

@@ -2,7 +2,7 @@
 
 RunConfig           one training run; its sections follow the life of a sample: model, data, rewards, algorithm,
                     optimiser, then how and where it is computed
-model, algorithm, optimizer, schedule, surroundings     the sections
+model, algorithm, optimizer, schedule, surroundings, guard     the sections
 run                 RunConfig, and what sections must agree on
 load                read YAML, presets and overrides into a RunConfig
 layers, yaml        what a file says, and where it says it
@@ -21,6 +21,7 @@ from digenrl.config.algorithm import (
     MixGrpoConfig,
     SlidingWindowConfig,
 )
+from digenrl.config.guard import GuardConfig
 from digenrl.config.model import DataConfig, LoraConfig, ModelConfig, RewardConfig
 from digenrl.config.optimizer import OptimizerConfig
 from digenrl.config.run import RunConfig
@@ -46,6 +47,7 @@ __all__ = [
     "FlowGrpoConfig",
     "GatesConfig",
     "GrpoGuardConfig",
+    "GuardConfig",
     "LoraConfig",
     "MixGrpoConfig",
     "ModelConfig",

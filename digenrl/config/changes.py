@@ -22,6 +22,7 @@ CHANGEABLE = (
     "evaluation",
     "checkpoint",
     "gates",
+    "guard",
     "tracking",
 )
 

@@ -7,6 +7,7 @@ from decimal import Decimal
 from pydantic import Field, model_validator
 
 from digenrl.config.algorithm import AlgorithmConfig, FlowGrpoConfig
+from digenrl.config.guard import GuardConfig
 from digenrl.config.model import DataConfig, LoraConfig, ModelConfig, RewardConfig
 from digenrl.config.optimizer import OptimizerConfig
 from digenrl.config.schedule import ScheduleConfig
@@ -37,6 +38,7 @@ class RunConfig(Section):
     evaluation: EvaluationConfig = Field(default_factory=EvaluationConfig)
     checkpoint: CheckpointConfig = Field(default_factory=CheckpointConfig)
     gates: GatesConfig = Field(default_factory=GatesConfig)
+    guard: GuardConfig = Field(default_factory=GuardConfig)
     tracking: TrackingConfig = Field(default_factory=TrackingConfig)
 
     @model_validator(mode="after")
@@ -65,6 +67,18 @@ class RunConfig(Section):
         names = [r.name for r in self.rewards]
         if len(set(names)) != len(names):
             raise ValueError(f"rewards: each reward may be named once, got {names}")
+        return self
+
+    @model_validator(mode="after")
+    def _gold(self) -> RunConfig:
+        gold = self.guard.gold or ()
+        if trained := [reward.name for reward in self.rewards if reward.name in gold]:
+            raise ValueError(
+                f"guard.gold names {', '.join(trained)}, which rewards trains on: a gold reward is one that training "
+                f"does not see; take it out of one of them, or name the same by another engine"
+            )
+        if len(set(gold)) != len(gold):
+            raise ValueError(f"guard.gold: each reward may be named once, got {list(gold)}")
         return self
 
     @model_validator(mode="after")

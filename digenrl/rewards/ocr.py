@@ -16,7 +16,7 @@ top to bottom, is compared with the target.
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from importlib.resources import files
 
 import numpy as np
@@ -81,6 +81,7 @@ class OcrReward:
     """Closeness of the text that is read to `fields["target"]`, in [0, 1]. A video's value is its frames' mean."""
 
     name = "ocr"
+    recogniser: Callable[[NDArray[np.uint8]], list[str]]
 
     def __init__(self) -> None:
         self.recogniser = Recogniser()

@@ -14,6 +14,7 @@ from digenrl.rewards.base import Reward
 #: Name -> module:class. Imported on use, so that a run loads only the models of the rewards it names.
 REWARDS: dict[str, str] = {
     "ocr": "digenrl.rewards.ocr:OcrReward",
+    "ocr_ddddocr": "digenrl.rewards.ocr_ddddocr:DdddocrReward",
     "jpeg_compressibility": "digenrl.rewards.jpeg:JpegCompressibility",
     "jpeg_incompressibility": "digenrl.rewards.jpeg:JpegIncompressibility",
 }

@@ -24,6 +24,7 @@ EXTRAS = {
     "dask-cuda": ("several CUDA devices in one machine", "pip install -e '.[gpu-cu13]'  (or gpu-cu12)"),
     "distributed-ucxx": ("UCX between workers", "pip install -e '.[gpu-cu13]'  (or gpu-cu12)"),
     "s3fs": ("s3:// URLs", "pip install -e '.[s3]'"),
+    "ddddocr": ("judging runs that train on OCR", "pip install -e '.[gold]'"),
 }
 #: Tool -> (program names, what it is for).
 TOOLS = {

@@ -43,6 +43,8 @@ CANCELLED_DRAIN_S = 4.0
 #: Longest wait for Prefect to take the run's final state, and what it was told before.
 FINAL_STATE_S = 15.0
 EVENTS_S = 3.0
+#: Exit code of a run that the guard stopped.
+GUARDED = 3
 #: How often the flow is looked at whether it is as far.
 POLL_S = 0.2
 
@@ -146,6 +148,8 @@ def execute(
             raise _named(failure, directory)
         if result is not None and result.summary["status"] == "cancelled":
             raise typer.Exit(130)
+        if result is not None and result.summary["status"] == "guarded":
+            raise typer.Exit(GUARDED)
 
 
 def _mark_failed(directory: RunDirectory) -> None:
@@ -188,7 +192,9 @@ def _show(
     console = Console(soft_wrap=True)  # paths and addresses are there to be copied
     progress = Progress(directory.name, config.iterations, console)
     pending = handle.pending if handle is not None else list
-    watch = Watch((progress, *watchers), progress.phase, resumed=progress.resumed, pending=pending)
+    watch = Watch(
+        (progress, *watchers), progress.phase, resumed=progress.resumed, judged=progress.judged, pending=pending
+    )
     if not passing:
         watch.notice = progress.notice
     with progress:

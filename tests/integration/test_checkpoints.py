@@ -20,7 +20,7 @@ from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
 from storage import checkpoints
-from storage.checkpoints import CheckpointDamaged, latest, load, prune, save
+from storage.checkpoints import CheckpointDamaged, latest, load, prune, rewind, save
 
 STATE = {"theta": 4, "cursor": [1, 2], "lr": 1e-3, "mlflow": None, "ledger": {"i0 m0": "done"}}
 
@@ -182,6 +182,22 @@ def test_prune_keeps_the_newest(root: str) -> None:
     assert prune(root, keep=2) == []
     with pytest.raises(ValueError, match="at least one"):
         prune(root, keep=0)
+
+
+def test_prune_keeps_what_a_run_may_go_back_to(root: str) -> None:
+    for iteration in (2, 4, 6, 8):
+        save(root, iteration, tensors(iteration), STATE)
+    removed = prune(root, keep=1, needed=(5, 1, 9))
+    assert [folder[:11] for folder in removed] == ["step-000002", "step-000006"]
+    assert prune(root, keep=1, needed=(5,)) == []
+
+
+def test_rewind_removes_what_is_newer(root: str) -> None:
+    for iteration in (2, 4, 6):
+        save(root, iteration, tensors(iteration), STATE)
+    assert [folder[:11] for folder in rewind(root, 5)] == ["step-000006"]
+    assert latest_iteration(root) == 4
+    assert len(rewind(root, 0)) == 2 and latest(root) is None and rewind(root, 0) == []
 
 
 @pytest.mark.parametrize("after", [False, True], ids=["call lost", "answer lost"])

@@ -245,13 +245,14 @@ def test_emulated_workers_have_a_table_of_their_own() -> None:
 # --- learn.py ---
 
 
-def summary(seed: int, after: float, low: float = 0.01) -> dict[str, Any]:
+def summary(seed: int, after: float, low: float = 0.01, guard: str = "ok") -> dict[str, Any]:
     return {
         "seed": seed,
         "eval_after": after,
         "eval_curve": {"0": 0.6, "10": after},
         "eval_rise": after - 0.6,
         "eval_rise_ci95": [low, 0.3],
+        "guard": {"states": {"0": "ok", "10": guard}, "gold": {"judge": {"0": 0.4, "10": 0.7}}},
     }
 
 
@@ -259,6 +260,16 @@ def test_learning_passes_by_its_mean_and_every_interval() -> None:
     assert learn.passes([summary(0, learn.TARGET - 0.01), summary(1, learn.TARGET + 0.02)])
     assert not learn.passes([summary(0, learn.TARGET - 0.03), summary(1, learn.TARGET + 0.02)])
     assert not learn.passes([summary(0, 0.9), summary(1, 0.9, low=0.0)])
+    assert not learn.passes([summary(0, 0.9), summary(1, 0.9, guard="warn")])
+
+
+def test_the_guard_table_counts_states_and_shows_gold_rewards() -> None:
+    assert learn.guard_table([summary(3, 0.8), summary(4, 0.9, guard="warn")]).splitlines() == [
+        "| seed | guard | judge, not trained on |",
+        "|---|---|---|",
+        "| 3 | ok 2 times | 0.400 → 0.700 |",
+        "| 4 | ok 1 times, warn 1 times | 0.400 → 0.700 |",
+    ]
 
 
 def test_the_learning_table_has_a_row_per_seed_and_their_mean() -> None:

@@ -14,7 +14,7 @@ PIECES = ("schedule.micro_batch=4", "schedule.layout=digenrl", "cluster.workers=
 
 
 def config(*overrides: str) -> RunConfig:
-    return load_config("tiny-ocr", ["schedule.timestep_batch=auto", *overrides])
+    return load_config("tiny-ocr", ["guard.gold=[]", "schedule.timestep_batch=auto", *overrides])
 
 
 def profile(kind: str = "cpu", streamed: float | None = None, train_s: dict[int, float] | None = None) -> Profile:

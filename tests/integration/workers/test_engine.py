@@ -12,7 +12,10 @@ import torch
 from distributed import SchedulerPlugin
 
 from digenrl import runspec
+from digenrl.guard.watch import Guard
+from digenrl.loop import train
 from digenrl.scheduling.units import RolloutUnit, TrainUnit, UpdateUnit
+from flows.guarding import Guarding
 from runs import Ground, Outcome, assert_as_expected, small
 from workers import process
 from workers.listener import IterationReport, Listener
@@ -156,6 +159,20 @@ def test_two_runs_on_one_cluster_share_no_key(ground: Ground) -> None:
         assert len(seen.finished) > len(outcome.units)  # and one to prepare each worker
         keys.append(seen.finished)
     assert keys[0].isdisjoint(keys[1])
+
+
+def test_the_guard_sees_what_the_plain_loop_shows_it(ground: Ground) -> None:
+    config = small('guard.gold=["ocr_ddddocr"]', "evaluation.every=1", "schedule.micro_batch=2", "iterations=2")
+    outcome, guard = Outcome(), Guard(config)
+    seen = Guarding(config, guard, 0, (), lambda: None)
+    ground.do(ground.drive, config, outcome, seen)
+    wanted = train(config).verdicts
+    assert [(v, found.level, found.gold) for v, found in guard.verdicts.items()] == [
+        (v, found.level, found.gold) for v, found in wanted.items()
+    ]
+    for version, verdict in wanted.items():
+        assert guard.verdicts[version].metrics() == pytest.approx(verdict.metrics())
+    assert {"divergence", "edges", "diversity", "failed"} <= set(wanted[2].findings) and len(wanted) == 3
 
 
 def _epochs() -> list[str]:

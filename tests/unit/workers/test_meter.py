@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 import itertools
+from typing import Literal
+
+import pytest
 
 from digenrl.contributions import UnitMetrics
+from digenrl.guard.inspection import Inspection
+from digenrl.guard.pictures import PictureStatistics
 from digenrl.identity import MicroBatchId, SampleId
 from digenrl.rewards.base import Failed, Scored
 from digenrl.scheduling.messages import CloseIteration, RolloutDone, Run, ScoresDone, Trained, Updated
@@ -68,6 +73,21 @@ def test_pairs_are_counted_by_the_age_of_their_samples() -> None:
     old = TrainUnit(micro_batch(1), (1,))
     receipt = Receipt(Trained((old,)), 0.0, 0.5, training=UnitMetrics(pairs=4, stale=4))
     assert metered(train(0), (old, receipt), train(2)).close(CLOSED, NAMES, 12.0).staleness == {0: 8, 1: 4}
+
+
+def score(index: int, found: Inspection, phase: Literal["train", "eval"] = "train") -> tuple[Unit, Receipt]:
+    return ScoreUnit(MicroBatchId(phase, 0, index)), Receipt(ScoresDone({}), 0.0, 0.0, inspection=found)
+
+
+def test_what_the_guard_asked_for_counts_once_and_is_taken_with_its_evaluation() -> None:
+    pictures = [Inspection({index: PictureStatistics(0.1 * index, 0, 0, 0, 0)}) for index in range(2)]
+    meter = metered(
+        *(score(index, Inspection(distances=(distance,))) for index, distance in ((0, 0.2), (1, 0.4), (0, 0.2))),
+        *(score(index, pictures[index], "eval") for index in (1, 0)),
+    )
+    assert meter.close(CLOSED, NAMES, 12.0).metrics == {"diversity": pytest.approx(0.3)}
+    assert meter.take_inspection(0) == pictures[0] + pictures[1] and meter.take_inspection(0) == Inspection()
+    assert "diversity" not in meter.close(CloseIteration(1, 4, {}, 0), NAMES, 13.5).metrics
 
 
 def test_scores_prints_and_busy_time() -> None:

@@ -1,9 +1,9 @@
-"""The few statistics a run's summary states."""
+"""The few statistics that a run's summary states and its guard judges by."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
@@ -24,12 +24,15 @@ def mean_interval(values: Sequence[float], level: float = 0.95) -> tuple[float, 
     return float(low), float(high)
 
 
-def paired_rise(before: dict[int, float], after: dict[int, float]) -> tuple[float, tuple[float, float]]:
+def paired_rise(
+    before: Mapping[int, float], after: Mapping[int, float], level: float = 0.95
+) -> tuple[float, tuple[float, float]]:
     """Mean rise and its interval over the prompts that were scored both times.
 
     Args:
         before: reward by prompt index.
         after: likewise, same noise.
+        level: coverage of the interval.
     """
     rises = [after[i] - before[i] for i in sorted(before.keys() & after.keys())]
-    return (float(np.mean(rises)) if rises else math.nan), mean_interval(rises)
+    return (float(np.mean(rises)) if rises else math.nan), mean_interval(rises, level)
