@@ -7,8 +7,9 @@ from decimal import Decimal
 from pydantic import Field, model_validator
 
 from digenrl.config.algorithm import AlgorithmConfig, FlowGrpoConfig
-from digenrl.config.model import DataConfig, LoraConfig, ModelConfig, RewardConfig
+from digenrl.config.model import DataConfig, LoraConfig, ModelConfig
 from digenrl.config.optimizer import OptimizerConfig
+from digenrl.config.rewards import RewardConfig
 from digenrl.config.schedule import ScheduleConfig
 from digenrl.config.section import PositiveInt, Section
 from digenrl.config.streaming import hindrance
@@ -62,9 +63,9 @@ class RunConfig(Section):
             raise ValueError(
                 f"optimizer.warmup_iterations={self.optimizer.warmup_iterations} exceeds iterations={self.iterations}"
             )
-        names = [r.name for r in self.rewards]
+        names = [reward.called for reward in self.rewards]
         if len(set(names)) != len(names):
-            raise ValueError(f"rewards: each reward may be named once, got {names}")
+            raise ValueError(f"rewards: each may be named once, got {names}; give each a label of its own")
         return self
 
     @model_validator(mode="after")

@@ -163,7 +163,7 @@ def test_everything_wrong_is_listed_at_once(files: Path) -> None:
     )
     assert [problem.split(maxsplit=1)[0] for problem in problems] == [
         "data.prompts:",
-        "rewards:",
+        "rewards.0:",
         "model.height",
         "cluster.address",
         f"DIGENRL_HOME={files}/file/runs",
