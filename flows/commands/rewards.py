@@ -51,8 +51,13 @@ def check(
         ExpectedError: it gave no value, or another one than expected.
     """
     reward = make_reward(config_of(name, settings))
+    if (problem := reward.problem()) is not None:
+        raise RewardError(problem)
     record = PromptRecord("check", prompt, _fields(fields))
-    reward.validate([record])
+    try:
+        reward.validate([record])
+    except ValueError as error:
+        raise RewardError(str(error)) from error
     reward.load()
     (score,) = reward(_picture(image)[None, None], [record])
     if isinstance(score, Failed):

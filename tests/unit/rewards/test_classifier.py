@@ -15,10 +15,10 @@ from PIL import Image, ImageDraw, ImageFont
 from transformers import ViTForImageClassification
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
+from benchmarks.tiny_rewards import classifier_folder, pictures
 from digenrl.config import RewardConfig
 from digenrl.rewards.base import Failed, PromptRecord, RewardError, Scored
 from digenrl.rewards.registry import make_reward
-from tiny_clip import classifier_folder, pictures
 
 #: Of a text line's direction, packaged with the OCR engine.
 DIRECTION = "ch_ppocr_mobile_v2.0_cls_infer.onnx"

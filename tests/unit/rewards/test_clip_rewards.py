@@ -13,10 +13,10 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer, CLIPModel, CLIPVisionModelWithProjection
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 
+from benchmarks.tiny_rewards import CLIP_PREPROCESSING, aesthetic_folder, clip_folder, pictures
 from digenrl.config import RewardConfig
 from digenrl.rewards.base import PromptRecord, RewardError, Scored
 from digenrl.rewards.registry import make_reward
-from tiny_clip import CLIP_PREPROCESSING, aesthetic_folder, clip_folder, pictures
 
 TEXTS = ("042", "137", "042", "a number that is longer than what the text encoder takes: 0123456789")
 PROMPTS = [PromptRecord(f"p{i}", text) for i, text in enumerate(TEXTS)]

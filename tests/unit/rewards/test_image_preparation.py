@@ -9,8 +9,8 @@ import pytest
 from transformers.models.clip.image_processing_pil_clip import CLIPImageProcessorPil
 from transformers.models.vit.image_processing_pil_vit import ViTImageProcessorPil
 
+from benchmarks.tiny_rewards import CLIP_PREPROCESSING, pictures
 from digenrl.rewards.pictures import ImagePreparation, chunks_of
-from tiny_clip import CLIP_PREPROCESSING, pictures
 
 SQUARE = {"size": {"height": 20, "width": 26}, "resample": 2, "image_mean": [0.5] * 3, "image_std": [0.2] * 3}
 

@@ -11,11 +11,11 @@ import httpx
 import numpy as np
 import pytest
 
+from benchmarks.tiny_rewards import pictures
 from digenrl.rewards.base import Failed, PromptRecord, Reward, RewardError, Score, Scored
 from digenrl.rewards.batching import Limits
 from digenrl.rewards.server import config_of, create_app, default_version
 from digenrl.rewards.wire import request_of, scores_of
-from tiny_clip import pictures
 
 T = TypeVar("T")
 

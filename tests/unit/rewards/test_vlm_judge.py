@@ -9,12 +9,12 @@ from typing import Any
 import numpy as np
 import pytest
 
+from benchmarks.tiny_rewards import pictures
 from digenrl.config import RequestConfig, RewardConfig
 from digenrl.rewards.base import Failed, PromptRecord, Score, Scored
 from digenrl.rewards.registry import make_reward
 from digenrl.rewards.wire import decode_picture
 from scripted import Script, scripted
-from tiny_clip import pictures
 
 PROMPT = PromptRecord("p", "three red {target} cubes", {"target": "wooden"})
 

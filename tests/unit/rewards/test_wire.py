@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from benchmarks.tiny_rewards import pictures
 from digenrl.rewards.base import Failed, PromptRecord, Scored
 from digenrl.rewards.wire import (
     ImageFormat,
@@ -21,7 +22,6 @@ from digenrl.rewards.wire import (
     samples_of,
     scores_of,
 )
-from tiny_clip import pictures
 
 PROMPTS = [PromptRecord("a", "ein Häuschen", {"target": "042"}), PromptRecord("b", "", {})]
 
