@@ -25,26 +25,27 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parent.parent))
 
 import numpy as np
 
-from benchmarks.exposed_rewards import Exposed, on_dask_workers, simulated
-from benchmarks.tiny_rewards import aesthetic_folder, classifier_folder, clip_folder, pictures
 from digenrl.config import RequestConfig, RewardConfig
 from digenrl.rewards.base import Failed, PromptRecord, Reward
 from digenrl.rewards.registry import make_reward
 
+if TYPE_CHECKING:
+    from benchmarks.exposed_rewards import Exposed
+
 ROOT = Path(__file__).resolve().parent.parent
 REPEATS = 5
-#: Rewards that need a checkpoint, and what makes a tiny one.
+#: Rewards that need a checkpoint, and what of benchmarks.tiny_rewards makes a tiny one.
 TINY = {
-    "aesthetic_predictor": aesthetic_folder,
-    "classifier": classifier_folder,
-    "clip_score": clip_folder,
-    "pickscore": clip_folder,
+    "aesthetic_predictor": "aesthetic_folder",
+    "classifier": "classifier_folder",
+    "clip_score": "clip_folder",
+    "pickscore": "clip_folder",
 }
 NAMES = ("jpeg_compressibility", "ocr", *TINY)
 START_S = 300.0
@@ -143,17 +144,18 @@ def main() -> None:
     parser.add_argument("--exposed", choices=["both", "simulated", "none"], default="both")
     parser.add_argument("--json", type=Path)
     options = parser.parse_args()
+    from benchmarks import exposed_rewards, tiny_rewards  # here, so that --help does not wait for torch and Dask
+
     paths: Mapping[str, str] = dict(given.split("=", 1) for given in options.path)
-    images = pictures(options.batch, options.height, options.width)[:, None]
+    images = tiny_rewards.pictures(options.batch, options.height, options.width)[:, None]
     rows = []
     with tempfile.TemporaryDirectory() as folder:
         for name in options.only:
             tiny = name in TINY and name not in paths
-            path = str(TINY[name](Path(folder) / name)) if tiny else paths.get(name)
+            path = str(getattr(tiny_rewards, TINY[name])(Path(folder) / name)) if tiny else paths.get(name)
             rows.append(measure(name, path, tiny, images))
-    found = (
-        [] if options.exposed == "none" else [*simulated(), *(on_dask_workers() if options.exposed == "both" else [])]
-    )
+    found = exposed_rewards.simulated() if options.exposed != "none" else []
+    found += exposed_rewards.on_dask_workers() if options.exposed == "both" else []
     print(table(rows, images))
     if found:
         print("\n" + exposed_table(found))

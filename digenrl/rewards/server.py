@@ -259,3 +259,5 @@ if __name__ == "__main__":
     except RewardError as problem:
         print(f"reward-server: {problem}", file=sys.stderr)
         raise SystemExit(2) from None
+    except KeyboardInterrupt:
+        raise SystemExit(130) from None
