@@ -18,7 +18,7 @@ from pydantic import ValidationError
 
 from digenrl import runspec
 from digenrl.config import RunConfig
-from digenrl.guard.gold import gold_names
+from digenrl.guard.gold import gold_rewards
 from digenrl.profile import Profile, best_timestep_batch
 from digenrl.scheduling.bound import Pool
 from digenrl.scheduling.costs import CostModel
@@ -61,9 +61,10 @@ def settle(config: RunConfig, num_held_out: int, profiles: Sequence[Profile]) ->
         config = _with(config, advantage=advantage)
         reasons.append(f"schedule.advantage=auto: {advantage}; {reason}")
     if config.guard.gold is None:
-        gold = gold_names(config)
+        gold = gold_rewards(config)
         config = config.model_copy(update={"guard": config.guard.model_copy(update={"gold": gold})})
-        reasons.append(f"guard.gold: {', '.join(gold) or 'none, as there is no second engine for these rewards'}")
+        names = ", ".join(reward.called for reward in gold)
+        reasons.append(f"guard.gold: {names or 'none, as there is no second engine for these rewards'}")
     return config, tuple(reasons)
 
 

@@ -127,7 +127,7 @@ class _Run:
         self.prompts = load_prompts(config.data.prompts)
         self.held_out: Sequence[PromptRecord] = load_prompts(config.data.held_out) if config.data.held_out else ()
         self.shape = runspec.shape(config, len(self.held_out))
-        self.reward = RewardMix.of({reward.name: reward.weight for reward in config.rewards})
+        self.reward = RewardMix.of(config.rewards).load()
         self.reward.validate([*self.prompts, *self.held_out])
         self.inspect = Inspector(config)
         self.guard = Guard(config) if config.guard.mode != "off" else None
@@ -144,16 +144,8 @@ class _Run:
         done = IterationResult(iteration)
         trajectories: dict[MicroBatchId, Trajectory] = {}
         for micro_batch in self.shape.micro_batches(iteration):
-            started = time.perf_counter()
-            version = self.shape.version_of(micro_batch)
-            trajectory, images = self.roll_out(micro_batch, version, versions[version])
-            done.seconds["rollout"] += time.perf_counter() - started
-            started = time.perf_counter()
-            done.scores |= self.score(trajectory, images)
-            done.inspection += self.inspect(trajectory, images, self.prompts_of(micro_batch))
-            done.seconds["score"] += time.perf_counter() - started
-            done.hashes[micro_batch] = rollout_hash(trajectory, images)
-            trajectories[micro_batch] = trajectory
+            trajectory = self.sample(done, micro_batch, versions)
+            trajectories[trajectory.micro_batch] = trajectory
         self._check_failures(done)
         started = time.perf_counter()
         first = self.shape.theta_of_version(iteration) + 1
@@ -164,6 +156,26 @@ class _Run:
         result.previous = versions[iteration]
         result.behaviour = self.behaviour(result.behaviour, result.adapter)
         return done
+
+    def sample(
+        self, done: IterationResult, micro_batch: MicroBatchId, versions: Mapping[int, NumberedAdapter]
+    ) -> Trajectory:
+        """Roll out and score a micro-batch; its samples that fail are drawn again as often as is configured."""
+        version, known = self.shape.version_of(micro_batch), dict[SampleId, Score]()
+        while True:
+            started = time.perf_counter()
+            trajectory, images = self.roll_out(micro_batch, version, versions[version])
+            done.seconds["rollout"] += time.perf_counter() - started
+            started = time.perf_counter()
+            known |= self.score(trajectory, images)
+            done.inspection += self.inspect(trajectory, images, self.prompts_of(micro_batch))
+            done.seconds["score"] += time.perf_counter() - started
+            done.hashes[micro_batch] = rollout_hash(trajectory, images)
+            failed = [isinstance(known[sample], Failed) for sample in trajectory.samples]
+            if not any(failed) or micro_batch.draw >= runspec.redraws_of(self.config):
+                done.scores |= {sample: known[sample] for sample in trajectory.samples}
+                return trajectory
+            micro_batch = micro_batch.redrawn(failed)
 
     def behaviour(self, old: NumberedAdapter, current: NumberedAdapter) -> NumberedAdapter:
         """What generates the samples of the next iteration, `old` having generated those of the last."""

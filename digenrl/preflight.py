@@ -15,13 +15,13 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from digenrl.config import ClusterConfig, RunConfig, TrackingConfig
-from digenrl.config.errors import ConfigError, did_you_mean, nearest, shown
-from digenrl.guard.gold import gold_names
+from digenrl.config import ClusterConfig, RewardConfig, RunConfig, TrackingConfig
+from digenrl.config.errors import ConfigError, nearest, shown
+from digenrl.guard.gold import gold_rewards
 from digenrl.preflight_model import check_model
 from digenrl.prompts import PromptError, load_prompts
 from digenrl.rewards.base import PromptRecord
-from digenrl.rewards.registry import make_reward, reward_names
+from digenrl.rewards.registry import make_reward
 
 #: What a worker process holds before it has loaded a model: Python with torch and diffusers.
 WORKER_GIB = 0.7
@@ -79,10 +79,12 @@ def check_prompts(config: RunConfig) -> list[str]:
 def _check_prompts(config: RunConfig, problems: list[str], notes: list[str]) -> None:
     train = _load("data.prompts", config.data.prompts, problems)
     held_out = _load("data.held_out", config.data.held_out, problems) if config.data.held_out is not None else None
-    for reward in config.rewards:
-        problems += _reward_problems(reward.name, "rewards", {"data.prompts": train, "data.held_out": held_out})
-    for name in gold_names(config):
-        problems += _reward_problems(name, "guard.gold", {"data.held_out": held_out})
+    here = config.cluster.address == "local"
+    for index, reward in enumerate(config.rewards):
+        prompts = {"data.prompts": train, "data.held_out": held_out}
+        _check_reward(f"rewards.{index}", reward, prompts, problems, notes, here=here)
+    for reward in gold_rewards(config):
+        _check_reward("guard.gold", reward, {"data.held_out": held_out}, problems, notes, here=here)
     wanted = config.algorithm.prompts_per_iteration
     if train is not None and len(train) < wanted:
         notes.append(
@@ -119,21 +121,29 @@ def _load(field: str, path: str, problems: list[str]) -> Sequence[PromptRecord] 
         return None
 
 
-def _reward_problems(name: str, key: str, prompts: dict[str, Sequence[PromptRecord] | None]) -> list[str]:
-    if name not in reward_names():
-        hint = did_you_mean(name, reward_names(), "rewards")
-        return [f"{key}: {shown(name)} is not a registered reward{hint}"]
-    problems = []
+def _check_reward(
+    key: str,
+    reward: RewardConfig,
+    prompts: dict[str, Sequence[PromptRecord] | None],
+    problems: list[str],
+    notes: list[str],
+    *,
+    here: bool,
+) -> None:
+    """Append what is wrong with a reward. What workers elsewhere may reach is only noted unless they are `here`."""
     try:
-        scorer = make_reward(name)
-    except ModuleNotFoundError as error:
-        return [f"{key}: {error}"]
+        scorer = make_reward(reward)
+        if (problem := scorer.problem()) is not None:
+            (problems if here else notes).append(f"{key}: {problem}")
+            return
+    except ValueError as error:
+        problems.append(f"{key}: {error}")
+        return
     for field, records in prompts.items():
         try:
             scorer.validate(records or ())
         except ValueError as error:
-            problems.append(f"{field} lacks what the reward {name} needs: {error}")
-    return problems
+            problems.append(f"{field} lacks what the reward {reward.called} needs: {error}")
 
 
 def _cluster_problems(cluster: ClusterConfig) -> list[str]:

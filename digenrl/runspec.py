@@ -3,6 +3,7 @@
     shape              how the run is cut into units, every `auto` resolved
     geometry           size of the samples
     adapter_seed       seed of the initial adapter
+    redraws_of         how often failed samples are drawn again
     normaliser         nominal (sample, step) pairs of one optimiser step
     rollout_spec       the rollout of one micro-batch, for training or evaluation
     prompts_of         the prompt of every sample of a micro-batch
@@ -103,6 +104,11 @@ def geometry(config: RunConfig) -> Geometry:
 def adapter_seed(config: RunConfig) -> int:
     """Seed of the initial adapter."""
     return seed_of("run", config.seed, "adapter")
+
+
+def redraws_of(config: RunConfig) -> int:
+    """How often samples without a reward are drawn again before they are left out."""
+    return config.gates.max_redraws if config.gates.on_failed == "redraw" else 0
 
 
 def normaliser(config: RunConfig) -> int:
@@ -266,6 +272,7 @@ def scheduler_of(config: RunConfig, run_shape: RunShape, costs: CostModel | None
         advantage_rule(config),
         std_scope=config.algorithm.closing_scope,
         max_failed_share=config.gates.max_failed_share,
+        redraws=redraws_of(config),
         max_bad_updates=config.gates.max_bad_updates,
         gap=schedule.gap,
         costs=costs,

@@ -172,7 +172,8 @@ class Observers(Listener):
     def _group_mates(self, micro_batch: MicroBatchId) -> list[MicroBatchId]:
         group = self._shape.group_of(micro_batch)
         mates = self._shape.micro_batches(micro_batch.iteration)
-        return [m for m in mates if self._shape.group_of(m) == group]
+        # Of a micro-batch that was drawn again in part, itself instead of the first draw.
+        return [micro_batch if m.index == micro_batch.index else m for m in mates if self._shape.group_of(m) == group]
 
     # --- task runs ---
 

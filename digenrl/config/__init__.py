@@ -22,8 +22,9 @@ from digenrl.config.algorithm import (
     SlidingWindowConfig,
 )
 from digenrl.config.guard import GuardConfig
-from digenrl.config.model import DataConfig, LoraConfig, ModelConfig, RewardConfig
+from digenrl.config.model import DataConfig, LoraConfig, ModelConfig
 from digenrl.config.optimizer import OptimizerConfig
+from digenrl.config.rewards import RequestConfig, RewardConfig
 from digenrl.config.run import RunConfig
 from digenrl.config.schedule import ObserveConfig, ScheduleConfig
 from digenrl.config.section import Section
@@ -53,6 +54,7 @@ __all__ = [
     "ModelConfig",
     "ObserveConfig",
     "OptimizerConfig",
+    "RequestConfig",
     "RewardConfig",
     "RunConfig",
     "ScheduleConfig",

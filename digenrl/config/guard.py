@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import AfterValidator, Field
+from pydantic import AfterValidator, BeforeValidator, Field
 
+from digenrl.config.rewards import RewardConfig
 from digenrl.config.section import PositiveInt, Section
 
 
@@ -20,6 +21,14 @@ def _ordered(limits: tuple[float, float]) -> tuple[float, float]:
 Limits = Annotated[tuple[float, float], AfterValidator(_ordered)]
 
 
+def _term(given: Any) -> Any:
+    return {"name": given} if isinstance(given, str) else given
+
+
+#: A reward with its settings, or only its name.
+Gold = Annotated[RewardConfig, BeforeValidator(_term)]
+
+
 class GuardConfig(Section):
     """What notices that a reward is gamed. Each check has two limits, [warn, stop]; null: it is left out."""
 
@@ -28,9 +37,9 @@ class GuardConfig(Section):
         description="stop: a run that is stopped ends with the weights of its last good evaluation; warn: it is told "
         "and goes on; off: nothing is watched.",
     )
-    gold: tuple[str, ...] | None = Field(
+    gold: tuple[Gold, ...] | None = Field(
         None,
-        description="Rewards that are evaluated and never trained on; null: for each trained reward that of another "
+        description="Rewards that are evaluated and never trained on, by name or with settings as in `rewards`; null: for each trained reward that of another "
         "engine, if there is one here; []: none.",
     )
     prompts: PositiveInt = Field(

@@ -53,10 +53,3 @@ class DataConfig(Section):
 
     prompts: str = Field(min_length=1, description="JSONL or text file of prompts, or package:NAME.")
     held_out: str | None = Field(None, description="Prompts for evaluation only; must share no id with `prompts`.")
-
-
-class RewardConfig(Section):
-    """One term of the reward."""
-
-    name: str = Field(description="Registered reward.")
-    weight: float = Field(1.0, description="Weight in the sum of rewards.")

@@ -8,8 +8,9 @@ from pydantic import Field, model_validator
 
 from digenrl.config.algorithm import AlgorithmConfig, FlowGrpoConfig
 from digenrl.config.guard import GuardConfig
-from digenrl.config.model import DataConfig, LoraConfig, ModelConfig, RewardConfig
+from digenrl.config.model import DataConfig, LoraConfig, ModelConfig
 from digenrl.config.optimizer import OptimizerConfig
+from digenrl.config.rewards import RewardConfig
 from digenrl.config.schedule import ScheduleConfig
 from digenrl.config.section import PositiveInt, Section
 from digenrl.config.streaming import hindrance
@@ -64,21 +65,22 @@ class RunConfig(Section):
             raise ValueError(
                 f"optimizer.warmup_iterations={self.optimizer.warmup_iterations} exceeds iterations={self.iterations}"
             )
-        names = [r.name for r in self.rewards]
+        names = [reward.called for reward in self.rewards]
         if len(set(names)) != len(names):
-            raise ValueError(f"rewards: each reward may be named once, got {names}")
+            raise ValueError(f"rewards: each may be named once, got {names}; give each a label of its own")
         return self
 
     @model_validator(mode="after")
     def _gold(self) -> RunConfig:
-        gold = self.guard.gold or ()
-        if trained := [reward.name for reward in self.rewards if reward.name in gold]:
+        terms = self.guard.gold or ()
+        gold = [reward.called for reward in terms]
+        if trained := [r.called for r in self.rewards if r.called in gold or any(map(r.same_values, terms))]:
             raise ValueError(
                 f"guard.gold names {', '.join(trained)}, which rewards trains on: a gold reward is one that training "
                 f"does not see; take it out of one of them, or name the same by another engine"
             )
         if len(set(gold)) != len(gold):
-            raise ValueError(f"guard.gold: each reward may be named once, got {list(gold)}")
+            raise ValueError(f"guard.gold: each reward may be named once, got {gold}")
         return self
 
     @model_validator(mode="after")

@@ -15,7 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from digenrl.config import RunConfig
-from digenrl.guard.gold import gold_names, make_gold
+from digenrl.guard.gold import gold_rewards, load_gold
 from digenrl.guard.pictures import PictureStatistics, diversity, picture_statistics
 from digenrl.rewards.base import Failed, PromptRecord, Reward, Score
 from digenrl.scoring import NON_FINITE
@@ -72,7 +72,7 @@ class Inspector:
         if trajectory.micro_batch.phase == "train":
             return inspect_group(trajectory, images)
         if self._gold is None:
-            self._gold = make_gold(gold_names(self._config))
+            self._gold = load_gold(gold_rewards(self._config))
         return inspect_evaluation(trajectory, images, prompts, self._gold, self._config.guard.prompts)
 
 

@@ -9,7 +9,8 @@ the weights and their alphabet are read: importing the package itself would impo
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import cached_property
 from importlib.util import find_spec, module_from_spec, spec_from_file_location
 from pathlib import Path
 
@@ -17,27 +18,29 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
+from digenrl.rewards.base import RewardCard, RewardError
 from digenrl.rewards.ocr import OcrReward
 
 PACKAGE = "ddddocr"
 MODEL_FILE = "common_old.onnx"
 INPUT_HEIGHT = 64
+MISSING = (
+    "reward ocr_ddddocr needs the package ddddocr; install it with pip install 'digenrl[gold]' wherever workers run, or "
+    "go without it: guard.gold=[]"
+)
 
 
 class Reader:
     """The recogniser, one line of text per picture.
 
     Raises:
-        ModuleNotFoundError: `ddddocr` is not installed.
+        RewardError: `ddddocr` is not installed.
     """
 
     def __init__(self) -> None:
         found = find_spec(PACKAGE)
         if found is None or found.origin is None:
-            raise ModuleNotFoundError(
-                "reward ocr_ddddocr needs the package ddddocr; install it with pip install 'digenrl[gold]' "
-                "wherever workers run, or go without it: guard.gold=[]"
-            )
+            raise RewardError(MISSING)
         folder = Path(found.origin).parent
         os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")  # see `ocr`
         import onnxruntime
@@ -68,12 +71,24 @@ class Reader:
 
 
 class DdddocrReward(OcrReward):
-    """Closeness of what ddddocr reads to `fields["target"]`, in [0, 1]. A video's value is its frames' mean."""
+    """As `ocr`, by what ddddocr reads."""
 
     name = "ocr_ddddocr"
+    card = RewardCard(
+        "text that another engine reads, against the target",
+        "[0, 1]",
+        licence="MIT",
+        weights="common_old.onnx in the wheel of ddddocr (the extra digenrl[gold])",
+    )
 
-    def __init__(self) -> None:
-        self.recogniser = Reader()
+    def problem(self) -> str | None:
+        """See `Reward`."""
+        return None if installed() else MISSING
+
+    @cached_property
+    def recogniser(self) -> Callable[[NDArray[np.uint8]], list[str]]:
+        """See `OcrReward`."""
+        return Reader()
 
 
 def installed() -> bool:

@@ -52,7 +52,7 @@ def run(run_name: str, *, prompts: int | None, seed: int | None) -> None:
     from flows.weights import newest_weights
 
     weights = newest_weights(directory)
-    reward = RewardMix.of({term.name: term.weight for term in config.rewards})
+    reward = RewardMix.of(config.rewards).load()
     try:
         reward.validate(records)
     except ValueError as error:

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from digenrl.choices import settle
-from digenrl.config import GuardConfig
+from digenrl.config import GuardConfig, RewardConfig
 from digenrl.config.changes import forbidden_changes
 from digenrl.config.errors import ConfigError
 from digenrl.config.explain import explain
@@ -26,7 +26,9 @@ def test_a_gold_reward_must_not_be_trained_on() -> None:
     assert "guard.gold names ocr, which rewards trains on" in refused('guard.gold=["ocr"]')
     both = refused('rewards=[{"name": "jpeg_compressibility"}, {"name": "ocr_ddddocr"}]', 'guard.gold=["ocr_ddddocr"]')
     assert "guard.gold names ocr_ddddocr" in both
-    load_config("tiny-ocr", ['guard.gold=["ocr_ddddocr"]'])
+    assert "guard.gold names ocr" in refused('guard.gold=[{"name": "ocr", "label": "another", "weight": 2}]')
+    settings = 'guard.gold=["ocr_ddddocr", {"name": "ocr", "label": "exact", "match": "exact"}]'
+    assert [gold.called for gold in load_config("tiny-ocr", [settings]).guard.gold or ()] == ["ocr_ddddocr", "exact"]
 
 
 def test_a_gold_reward_must_exist_and_suit_the_held_out_prompts(tmp_path: Path) -> None:
@@ -53,7 +55,7 @@ def test_every_key_is_explained_with_its_unit() -> None:
 
 def test_what_is_open_is_settled_once() -> None:
     config, reasons = settle(load_config("tiny-ocr", []), 200, ())
-    assert config.guard.gold == ("ocr_ddddocr",) and "guard.gold: ocr_ddddocr" in reasons
+    assert config.guard.gold == (RewardConfig(name="ocr_ddddocr"),) and "guard.gold: ocr_ddddocr" in reasons
     again, none = settle(config, 200, ())
     assert again == config and not any("gold" in reason for reason in none)
 

@@ -9,8 +9,9 @@ import pytest
 import torch
 from numpy.typing import NDArray
 
+from digenrl.config import RewardConfig
 from digenrl.config.load import load_config
-from digenrl.guard.gold import gold_names, make_gold
+from digenrl.guard.gold import gold_rewards, load_gold
 from digenrl.guard.inspection import Inspection, Inspector, inspect_evaluation
 from digenrl.identity import EVAL_ITERATION, MicroBatchId, SampleId
 from digenrl.rewards import ocr_ddddocr
@@ -92,10 +93,11 @@ def test_a_guard_that_is_off_asks_for_nothing() -> None:
 
 
 def test_ocr_is_judged_by_a_second_engine_where_there_is_one(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert gold_names(load_config("tiny-ocr", [])) == ("ocr_ddddocr",)
-    assert gold_names(load_config("tiny-ocr", ["guard.mode=off"])) == ()
-    assert gold_names(load_config("tiny-ocr", ["guard.gold=[]"])) == ()
-    assert gold_names(load_config("tiny-ocr", ['rewards=[{"name": "jpeg_compressibility"}]'])) == ()
-    assert [reward.name for reward in make_gold(["ocr", "ocr_ddddocr"])] == ["ocr", "ocr_ddddocr"]
+    second = (RewardConfig(name="ocr_ddddocr"),)
+    assert gold_rewards(load_config("tiny-ocr", [])) == second
+    assert gold_rewards(load_config("tiny-ocr", ["guard.mode=off"])) == ()
+    assert gold_rewards(load_config("tiny-ocr", ["guard.gold=[]"])) == ()
+    assert gold_rewards(load_config("tiny-ocr", ['rewards=[{"name": "jpeg_compressibility"}]'])) == ()
+    assert [reward.name for reward in load_gold([RewardConfig(name="ocr"), *second])] == ["ocr", "ocr_ddddocr"]
     monkeypatch.setattr(ocr_ddddocr, "find_spec", lambda name: None)
-    assert gold_names(load_config("tiny-ocr", [])) == ()
+    assert gold_rewards(load_config("tiny-ocr", [])) == ()

@@ -8,16 +8,17 @@ import sys
 import numpy as np
 import pytest
 
+from digenrl.config import RewardConfig
 from digenrl.data.numbers import CLEAN, render, split
 from digenrl.rewards import ocr_ddddocr
-from digenrl.rewards.base import PromptRecord, Scored
+from digenrl.rewards.base import PromptRecord, RewardError, Scored
 from digenrl.rewards.ocr_ddddocr import DdddocrReward
 from digenrl.rewards.registry import make_reward
 
 
 @pytest.fixture(scope="module")
 def judge() -> DdddocrReward:
-    reward = make_reward("ocr_ddddocr")
+    reward = make_reward(RewardConfig(name="ocr_ddddocr"))
     assert isinstance(reward, DdddocrReward) and reward.name == "ocr_ddddocr"
     return reward
 
@@ -41,7 +42,7 @@ def test_a_blank_picture_reads_as_nothing(judge: DdddocrReward) -> None:
 
 
 def test_only_the_weights_of_the_package_are_used() -> None:
-    code = "import sys; from digenrl.rewards.ocr_ddddocr import DdddocrReward; DdddocrReward(); print(*sys.modules)"
+    code = "import sys; from digenrl.rewards.ocr_ddddocr import DdddocrReward; DdddocrReward().load(); print(*sys.modules)"
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert "onnxruntime" in loaded and not {"cv2", "torchvision", "torch", "ddddocr"} & set(loaded)
 
@@ -49,5 +50,5 @@ def test_only_the_weights_of_the_package_are_used() -> None:
 def test_without_the_package_the_error_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ocr_ddddocr, "find_spec", lambda name: None)
     assert not ocr_ddddocr.installed()
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'digenrl\[gold\]'"):
-        DdddocrReward()
+    with pytest.raises(RewardError, match=r"pip install 'digenrl\[gold\]'"):
+        DdddocrReward().load()
