@@ -185,6 +185,11 @@ class State:
             self.foresight.ended(worker, self.now)
         return expected
 
+    def lacking(self, theta: int) -> list[Worker]:
+        """Workers that do not hold an adapter. Mostly all do, and then nobody is looked at."""
+        workers, holders = self.fleet.workers, self.ledger.adapters(theta)
+        return [w for name, w in workers.items() if name not in holders] if len(holders) < len(workers) else []
+
     def drop(self, ref: Ref, worker: str) -> None:
         """Tell a worker to forget something, if it is still there."""
         if self.fleet.alive(worker):
