@@ -149,10 +149,10 @@ class Rollouts:
             helps = busy and "train" in other.roles and "rollout" in layout.takes(other, state.stage)
             return helps or "rollout" in other.roles
 
-        without = [w for w in state.lacking(head.theta) if w is not worker]
+        without = state.without(head.theta, worker)
         if busy and state.resting:
-            lacking = {w.name for w in without}
-            names = state.resting.difference(fleet.rollers, lacking, [worker.name])
+            counted = {worker.name, *(w.name for w in without)}
+            names = state.resting.difference(fleet.rollers, counted)
             resting = (fleet.workers[name] for name in names if name in fleet.workers)
             without += [other for other in resting if not other.device]
         return state.foresight.outrun(worker, None, state.now, others=takes, without=without, most=len(line))

@@ -1,0 +1,58 @@
+"""Who is asked first depends on milliseconds; how long an iteration takes must not."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from schedules import ALL, centred, shape, simulate
+
+from digenrl.rewards.base import Scored
+from digenrl.scheduling import Colocated, Digenrl, Layout, Scheduler
+from digenrl.scheduling import messages as m
+from digenrl.scheduling.costs import CostModel
+from digenrl.scheduling.simulate import Behaviour, Costs
+
+#: Four fast workers, and as many slow ones.
+KINDS = {"fast": 1.0, "slow": 2.7}
+WORKERS = [f"{kind}{i}" for kind in KINDS for i in range(4)]
+PROFILE = {
+    kind: {"rollout_step_s": 0.3 * slower, "train_s": {2: 0.5 * slower}, "score_s": 0.2 * slower, "update_s": 0.01}
+    for kind, slower in KINDS.items()
+}
+SHAPE = shape(iterations=3, groups=8, group_size=8, trained_steps=lambda iteration: (0, 1), updates=2)
+
+
+def longest_iteration_s(layout: Layout, install_s: dict[str, float]) -> float:
+    """Seconds of the longest iteration but the first if adapters arrive at different times."""
+    costs = CostModel.from_profile(SHAPE, PROFILE)
+    joins = [m.WorkerJoined(name, name[:4], ALL) for name in WORKERS]
+
+    def move_s(command: m.Command) -> float:
+        return install_s[command.worker] if isinstance(command, m.Install) else 0.01
+
+    result = simulate(
+        Scheduler(SHAPE, layout, centred, costs=CostModel.from_profile(SHAPE, PROFILE)),
+        [(0.0, join) for join in joins],
+        Behaviour(score=lambda sample: Scored(float(sample.generation))),
+        Costs(costs.seconds, move_s),
+    )
+    assert result.finished
+    closed = [at for at, command in result.commands if isinstance(command, m.CloseIteration)]
+    return max(end - begin for begin, end in zip(closed, closed[1:], strict=False))
+
+
+@pytest.mark.parametrize("layout", [Colocated(), Digenrl(5)], ids=["colocated", "digenrl"])
+@pytest.mark.parametrize("first", KINDS)
+def test_whoever_gets_the_adapter_first_leaves_units_to_those_who_end_them_first(layout: Layout, first: str) -> None:
+    together = longest_iteration_s(layout, dict.fromkeys(WORKERS, 0.03))
+    ahead = {name: 0.02 if name.startswith(first) else 0.03 for name in WORKERS}
+    assert longest_iteration_s(layout, ahead) < 1.02 * together
+
+
+@settings(max_examples=20)
+@given(st.lists(st.integers(20, 40), min_size=len(WORKERS), max_size=len(WORKERS)))
+def test_no_order_in_which_adapters_arrive_costs_a_unit(milliseconds: list[int]) -> None:
+    together = longest_iteration_s(Colocated(), dict.fromkeys(WORKERS, 0.03))
+    apart = longest_iteration_s(Colocated(), {w: ms / 1000 for w, ms in zip(WORKERS, milliseconds, strict=True)})
+    assert apart < 1.05 * together
