@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from schedules import ALL, centred, shape, simulate
 
 from digenrl.rewards.base import Scored
-from digenrl.scheduling import Colocated, Digenrl, Layout, Scheduler
+from digenrl.scheduling import Colocated, Disaggregated, Layout, Scheduler
 from digenrl.scheduling import messages as m
 from digenrl.scheduling.costs import CostModel
 from digenrl.scheduling.simulate import Behaviour, Costs
@@ -42,7 +42,7 @@ def longest_iteration_s(layout: Layout, install_s: dict[str, float]) -> float:
     return max(end - begin for begin, end in zip(closed, closed[1:], strict=False))
 
 
-@pytest.mark.parametrize("layout", [Colocated(), Digenrl(5)], ids=["colocated", "digenrl"])
+@pytest.mark.parametrize("layout", [Colocated(), Disaggregated(5)], ids=["colocated", "disaggregated"])
 @pytest.mark.parametrize("first", KINDS)
 def test_whoever_gets_the_adapter_first_leaves_units_to_those_who_end_them_first(layout: Layout, first: str) -> None:
     together = longest_iteration_s(layout, dict.fromkeys(WORKERS, 0.03))
