@@ -1,6 +1,6 @@
 """Refused pairs of scheduling settings, and the table of them in docs/scheduling.md.
 
-    PYTHONPATH=. python tests/refusals.py      writes the table anew; a test compares it
+PYTHONPATH=. python tests/refusals.py      writes the table anew; a test compares it
 """
 
 from __future__ import annotations

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -39,7 +41,7 @@ def longest_iteration_s(layout: Layout, install_s: dict[str, float]) -> float:
     )
     assert result.finished
     closed = [at for at, command in result.commands if isinstance(command, m.CloseIteration)]
-    return max(end - begin for begin, end in zip(closed, closed[1:], strict=False))
+    return max(end - begin for begin, end in pairwise(closed))
 
 
 @pytest.mark.parametrize("layout", [Colocated(), Disaggregated(5)], ids=["colocated", "disaggregated"])
