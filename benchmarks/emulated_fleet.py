@@ -1,6 +1,7 @@
 """What each technique brings on a fleet: four published workloads on the virtual clock, checked on real Dask workers.
 
     python benchmarks/emulated_fleet.py --page docs/fleets.md     (about 20 minutes; --quick: less than one)
+    python benchmarks/emulated_fleet.py --cell qwen-image-20b/16-mixed/+TCSS    (one emulated run and its twins)
 
 The virtual clock runs every policy of every workload on every fleet. Before that, two workloads on two fleets of 16
 devices run in four policies for real: engine, courier, Dask scheduler and workers are those of a training run, and only
@@ -17,7 +18,7 @@ import json
 import os
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import fields, replace
 from pathlib import Path
 from statistics import median
@@ -65,19 +66,27 @@ def cases(quick: bool) -> list[Case]:
     ]
 
 
+def cell(case: Case) -> str:
+    """How a case is named on the command line."""
+    return f"{case.workload}/{case.fleet.name}/{case.policy.name}"
+
+
 def emulate(
-    planned: Sequence[Plan], earlier: dict[str, Any] | None, say: Callable[[str], None]
+    planned: Sequence[Plan], earlier: dict[str, Any] | None, afresh: Collection[str], say: Callable[[str], None]
 ) -> list[tuple[Plan, Measured, Figures]]:
     """Run every case for real and, with what orchestration took there, on the virtual clock.
 
     Args:
         planned: what is run.
-        earlier: written by --json: the emulated runs are taken from there.
+        earlier: written by --json: the emulated runs are taken from there,
+        afresh: but for these cells.
         say: tells people.
     """
     found = []
     for plan in planned:
-        measured = asyncio.run(run(plan)) if earlier is None else measured_before(plan, earlier)
+        measured = (
+            asyncio.run(run(plan)) if earlier is None or cell(plan.case) in afresh else measured_before(plan, earlier)
+        )
         virtual = twin(plan, measured.orchestration)
         off = virtual.iteration_s / measured.figures.iteration_s - 1
         say(
@@ -122,7 +131,7 @@ def emulated_rows(found: Sequence[tuple[Plan, Measured, Figures]]) -> list[dict[
                     "policy": plan.case.policy.name,
                     "clock": clock,
                     "samples_per_s": rate,
-                    "ratio_colocated": rate / rates[base, clock],
+                    "ratio_colocated": rate / rates[base, clock] if (base, clock) in rates else None,
                     "ratio_published": None,
                     "fraction_of_bound": rate / plan.bound_samples_per_s,
                     "utilisation": figures.utilisation,
@@ -173,6 +182,7 @@ def _samples_per_s(plan: Plan, figures: Figures) -> float:
 def block(result: dict[str, Any]) -> str:
     """What goes on the page."""
     where, rows = result["machine"], result["rows"]
+    whole = [row for row in rows if row["clock"] == "virtual"]
     lines = [
         f"`{where['command']}` on {time.strftime('%Y-%m-%d')}: {where['cores']} cores, {where['seconds']:.0f} s in "
         f"all, load average {where['load_average_before']:.2f} at the start"
@@ -185,9 +195,8 @@ def block(result: dict[str, Any]) -> str:
         f"{100 * where['worst_planned']:.1f} %.",
         "### What engine and Dask took",
         orchestration_table(result["orchestration"]),
-        "### Every policy on the virtual clock",
+        *(["### Every policy on the virtual clock"] if whole else []),
     ]
-    whole = [row for row in rows if row["clock"] == "virtual"]
     for name in dict.fromkeys(row["workload"] for row in whole):
         lines += [f"**{name}**", ratio_table([row for row in whole if row["workload"] == name])]
     return "\n\n".join(lines)
@@ -211,10 +220,19 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Command line."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--quick", action="store_true", help="one workload; 8 devices for real, in two policies")
-    parser.add_argument("--emulated", type=Path, help="take the emulated runs from this file, which --json wrote")
+    parser.add_argument(
+        "--cell", action="append", default=[], help="WORKLOAD/FLEET/POLICY: emulate only this; repeatable"
+    )
+    parser.add_argument("--emulated", type=Path, help="take all other emulated runs from this file, which --json wrote")
     parser.add_argument("--json", type=Path, help="also write the rows here")
     parser.add_argument("--page", type=Path, help="also rewrite the marked block of this page")
     options = parser.parse_args(arguments)
+    planned = {cell(case): case for case in cases(options.quick)}
+    if unknown := [name for name in options.cell if name not in planned]:
+        parser.error(f"--cell {unknown[0]} is not emulated; known are {', '.join(planned)}")
+    part = bool(options.cell) and options.emulated is None
+    if part and options.page is not None:
+        parser.error("--page with --cell needs the other runs: add --emulated FILE")
     if options.page is not None:
         replace_block(options.page.read_text(), "", MARKS)  # better now than after a quarter of an hour
     began, load = time.monotonic(), os.getloadavg()[0]
@@ -223,10 +241,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print(f"[{time.monotonic() - began:6.1f} s] {text}", file=sys.stderr, flush=True)
 
     earlier = json.loads(options.emulated.read_text()) if options.emulated is not None else None
-    found = emulate([case.plan() for case in cases(options.quick)], earlier, say)
+    chosen = [case.plan() for name, case in planned.items() if not part or name in options.cell]
+    found = emulate(chosen, earlier, options.cell, say)
     rows = emulated_rows(found)
     gap_s = median(measured.orchestration.gap_s for _, measured, _ in found)
-    rows += virtual_rows(options.quick, gap_s, say)
+    rows += [] if part else virtual_rows(options.quick, gap_s, say)
     twins_off, plans_off = worst(rows)
     before = earlier["machine"] if earlier is not None else {"seconds": 0.0, "load_average_before": load}
     where = {

@@ -317,8 +317,8 @@ class _Twin(Simulation):
         return self._plan.costs.move_s(command) + self._varied(mean_s)
 
     def _between_s(self, previous: Unit | None, unit: Unit, kind: str) -> float:
-        held_up_s = self._orchestration.trip_s[unit.lane] if self._sending else self._varied(self._orchestration.gap_s)
-        return held_up_s + self._plan.costs.between_s(previous, unit, kind)
+        mean_s = self._orchestration.trip_s[unit.lane] if self._sending else self._orchestration.gap_s
+        return self._varied(mean_s) + self._plan.costs.between_s(previous, unit, kind)
 
     def _varied(self, mean_s: float) -> float:
         return mean_s if self._luck is None else mean_s * self._luck.uniform(1 - SPREAD, 1 + SPREAD)

@@ -31,7 +31,7 @@ def agreement_table(rows: Sequence[dict[str, Any]]) -> str:
                     f"{100 * (row['planned_s'] / seconds - 1):+.1f}",
                     f"{100 * row['fraction_of_bound']:.0f}",
                     f"{100 * row['utilisation']:.0f}",
-                    f"{row['ratio_colocated']:.2f}",
+                    "-" if row["ratio_colocated"] is None else f"{row['ratio_colocated']:.2f}",
                 )
             )
     return aligned(header, lines)

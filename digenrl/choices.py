@@ -1,7 +1,7 @@
 """What a configuration leaves open, settled once, before a run starts: `schedule.timestep_batch` and
 `schedule.advantage` where they are `auto`, `guard.gold` where it is null.
 
-    needs_profile(config) -> bool              whether anything is open that only a measurement can settle
+    needs_profile(config) -> bool              whether anything has to be measured before the run
     settle(config, shape, profiles)            the configuration with all settled, and a sentence on each
     model_of(shape, profiles) -> CostModel     what the profiles tell
 
@@ -30,9 +30,12 @@ LEAST_GAIN = 0.01
 
 
 def needs_profile(config: RunConfig) -> bool:
-    """Whether something is open that has to be measured."""
+    """Whether something is open that has to be measured, or trainers help and so are weighed from the first bubble on.
+
+    Without help nothing is decided by seconds before the first units have told theirs.
+    """
     batches = config.schedule.timestep_batch == "auto" and runspec.trained_step_count(config) > 1
-    return batches or may_stream(config)
+    return batches or may_stream(config) or config.schedule.assist != "off"
 
 
 def may_stream(config: RunConfig) -> bool:

@@ -126,14 +126,19 @@ class _Bench:
         return self._time(lambda: advance(self._policy, self._spec, self._start, self._embeddings, 0, 1))
 
     def train_s(self) -> dict[int, float]:
-        """Timestep batch -> seconds, from all K downwards by halves as far as that is better; empty if none fits."""
+        """Timestep batch -> seconds; empty if none fits.
+
+        Where the batch is open, from all K downwards by halves as far as that is better; else only the one that is set.
+        """
         found: dict[int, float] = {}
-        batch = len(self._spec.steps)
+        batch, given = len(self._spec.steps), self._config.schedule.timestep_batch
+        if given != "auto":
+            batch = min(batch, given)
         while True:
             seconds = self._train_s(batch)
             if seconds is not None:
                 found[batch] = seconds
-            if batch == 1 or (len(found) > 1 and best_timestep_batch(found) != batch):
+            if given != "auto" or batch == 1 or (len(found) > 1 and best_timestep_batch(found) != batch):
                 break
             batch = (batch + 1) // 2
         return found

@@ -137,6 +137,12 @@ def plan(
     fleet: FleetFile = None,
     profile: ProfileFile = None,
     compare: Annotated[bool, typer.Option("--compare", help="Compare layouts and techniques, a row for each.")] = False,
+    target_samples_per_s: Annotated[
+        float | None, typer.Option(help="Also name the cheapest part of the fleet that is as fast as this.", min=0)
+    ] = None,
+    budget_per_hour: Annotated[
+        float | None, typer.Option(help="Also name the fastest part of the fleet that costs no more than this.", min=0)
+    ] = None,
     gantt: Annotated[Path, typer.Option(help="Directory for plan-<name>.png and .html.")] = Path(),
     debug: Debug = False,
 ) -> None:
@@ -144,7 +150,16 @@ def plan(
     from flows.commands.plan import run
 
     guarded(
-        lambda: run(name, overrides or [], fleet=fleet, profile=profile, compare=compare, gantt=gantt),
+        lambda: run(
+            name,
+            overrides or [],
+            fleet=fleet,
+            profile=profile,
+            compare=compare,
+            gantt=gantt,
+            target=target_samples_per_s,
+            budget=budget_per_hour,
+        ),
         debug,
     )
 

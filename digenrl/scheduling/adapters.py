@@ -18,12 +18,11 @@ class Adapters:
 
     def __init__(self, state: State) -> None:
         self._state = state
-        self._under_way: dict[tuple[str, int], Install] = {}
 
     @property
     def under_way(self) -> list[Install]:
         """Installations without an answer."""
-        return list(self._under_way.values())
+        return list(self._state.installing.values())
 
     def provide(self, worker: Worker) -> None:
         """Install what the worker lacks."""
@@ -31,12 +30,12 @@ class Adapters:
         for theta in self._needed(worker):
             is_lead = worker.name == self._state.lead and theta == self._state.theta
             held = ledger.optimizers(theta) if is_lead else ledger.adapters(theta)
-            if worker.name in held or (worker.name, theta) in self._under_way:
+            if worker.name in held or (worker.name, theta) in self._state.installing:
                 continue
             if _installing(theta, worker.name) in self._state.postponed:
                 continue
             command = Install(theta, worker.name, self._source(theta, worker.name, is_lead), is_lead)
-            self._under_way[worker.name, theta] = command
+            self._state.installing[worker.name, theta] = command
             self._state.emit(command)
 
     def provide_all(self) -> None:
@@ -46,7 +45,7 @@ class Adapters:
 
     def installed(self, worker: Worker, theta: int) -> None:
         """An installation was acknowledged."""
-        command = self._under_way.pop((worker.name, theta), None)
+        command = self._state.installing.pop((worker.name, theta), None)
         if theta not in self._in_use():
             self._state.drop(AdapterRef(theta), worker.name)
             return
@@ -58,23 +57,27 @@ class Adapters:
 
     def failed(self, worker: Worker, theta: int, reason: str) -> None:
         """An installation did not arrive: it will be tried again, from elsewhere if its source is gone."""
-        command = self._under_way.pop((worker.name, theta), None)
+        command = self._state.installing.pop((worker.name, theta), None)
         if command is None:
             return
         if command.source is None or self._state.fleet.alive(command.source):
             self._state.postpone(_installing(theta, worker.name), worker.name, reason)
         self.provide(worker)
+        # Others may have left units to this worker.
+        self._state.wake_all()
 
     def lost(self, name: str) -> None:
         """A worker is gone; nothing will be answered for it. What it was sending to others is answered by them."""
-        self._under_way = {key: command for key, command in self._under_way.items() if key[0] != name}
+        installing = self._state.installing
+        self._state.installing = {key: command for key, command in installing.items() if key[0] != name}
 
     def retire(self) -> None:
         """Drop all adapters that nobody can need any more."""
         in_use = self._in_use()
         for theta, worker in self._state.ledger.retire(in_use):
             self._state.drop(AdapterRef(theta), worker)
-        self._under_way = {key: command for key, command in self._under_way.items() if key[1] in in_use}
+        installing = self._state.installing
+        self._state.installing = {key: command for key, command in installing.items() if key[1] in in_use}
 
     def _in_use(self) -> set[int]:
         state = self._state

@@ -156,7 +156,11 @@ class CostModel:
         self._own: dict[str, dict[_Item, float]] = {kind: _items(costs) for kind, costs in profile.items()}
         self._kind_of: dict[str, str] = {}
         self._rolled: dict[str, bool] = {}
-        self._found: dict[tuple[str, _Item], float] = {}
+        # Timestep batches of the run's train units.
+        first = MicroBatchId("train", shape.start_iteration, 0)
+        self._used = {len(unit.steps) for unit in shape.train_units(first)}
+        # What was estimated from the costs of others. It is forgotten whenever a cost changes.
+        self._estimated: dict[tuple[str, _Item], float] = {}
 
     # --- reading and writing ---
 
@@ -201,7 +205,7 @@ class CostModel:
 
     def seconds(self, unit: Unit, kind: str, *, streamed: bool = False) -> float:
         """Seconds of a unit on its lane. `streamed`: a train unit whose group is not complete."""
-        return math.fsum(share * self._cost(kind, item) for item, share in self._parts(unit, streamed))
+        return sum([share * self._cost(kind, item) for item, share in self._parts(unit, streamed)])
 
     def work_s(self, unit: Unit, kind: str) -> float:
         """The part of `seconds` that is work: all but gathering."""
@@ -272,7 +276,7 @@ class CostModel:
         """
         own = self._own.setdefault(kind, {})
         own[name] = max(0.0, own[name] + self.weight * (seconds - own[name]) if name in own else seconds)
-        self._found.clear()
+        self._estimated.clear()
 
     def _finished(self, event: UnitFinished, kind: str) -> None:
         unit, streamed = event.unit, isinstance(event.outcome, Trained) and event.outcome.streamed
@@ -303,15 +307,14 @@ class CostModel:
             own |= {item: self._cost(kind, item) * (slow if item in own else ratio) for item in self._alike(own, items)}
         if "rollout_step_s" in own or any(isinstance(item, int) for item in own):
             self._own.pop(GUESSED, None)
-        self._found.clear()
+        self._estimated.clear()
 
     def _alike(self, own: Mapping[_Item, float], items: list[_Item]) -> list[_Item]:
         """The costs a report tells of. No unit of the run will tell of timestep batches that were only profiled."""
         if not any(isinstance(item, int) for item in items):
             return items
-        first = MicroBatchId("train", self.shape.start_iteration, 0)
-        used = {len(unit.steps) for unit in self.shape.train_units(first)}
-        return [*items, *(item for item in own if isinstance(item, int) and item not in used and item not in items)]
+        unused = (item for item in own if isinstance(item, int) and item not in self._used and item not in items)
+        return [*items, *unused]
 
     # --- costs ---
 
@@ -335,15 +338,15 @@ class CostModel:
                 return [("update_s", 1.0)]
 
     def _cost(self, kind: str, item: _Item) -> float:
-        key = (kind, item)
-        if key not in self._found:
-            self._found[key] = self._find(kind, item)
-        return self._found[key]
-
-    def _find(self, kind: str, item: _Item) -> float:
-        own = self._own.get(kind, {})
-        if item in own:
+        own = self._own.get(kind)
+        if own is not None and item in own:
             return own[item]
+        key = (kind, item)
+        if key not in self._estimated:
+            self._estimated[key] = self._estimate(kind, item)
+        return self._estimated[key]
+
+    def _estimate(self, kind: str, item: _Item) -> float:
         if isinstance(item, int):
             return self._train_s(kind, item)
         for other, costs in self._own.items():

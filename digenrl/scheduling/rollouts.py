@@ -143,18 +143,18 @@ class Rollouts:
         head = state.batches.get(line.first(worker.name) or MicroBatchId("train", 0, 0))
         if state.foresight is None or state.stuck or not self._gap or head is None or head.avoid:
             return 0
-        fleet, holders, busy = state.fleet, state.ledger.adapters(head.theta), bool(worker.device)
+        fleet, busy = state.fleet, bool(worker.device)
 
         def takes(other: Worker) -> bool:
             helps = busy and "train" in other.roles and "rollout" in layout.takes(other, state.stage)
             return helps or "rollout" in other.roles
 
-        rollers = fleet.rollers.union(fleet.trainers) if busy else fleet.rollers
-        absent = rollers.difference(holders)
-        if busy:
-            resting = (fleet.workers[name] for name in state.resting - fleet.rollers if name in fleet.workers)
-            absent.update(other.name for other in resting if not other.device)
-        without = [fleet.workers[name] for name in absent if name != worker.name]
+        without = state.without(head.theta, worker)
+        if busy and state.resting:
+            counted = {worker.name, *(w.name for w in without)}
+            names = state.resting.difference(fleet.rollers, counted)
+            resting = (fleet.workers[name] for name in names if name in fleet.workers)
+            without += [other for other in resting if not other.device]
         return state.foresight.outrun(worker, None, state.now, others=takes, without=without, most=len(line))
 
     def _may_queue_ahead(self, line: Line, worker: Worker) -> bool:

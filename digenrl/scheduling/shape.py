@@ -144,8 +144,8 @@ class RunShape:
 
     def on_policy(self, micro_batch: MicroBatchId) -> bool:
         """Whether the adapter it is trained from is the one that generated it, so that its ratio is identically 1."""
-        update = self.update_of_group(micro_batch.iteration, self.group_of(micro_batch))
-        return update == self.theta_of_version(self.version_of(micro_batch)) + 1
+        first_update = self.group_of(micro_batch) < self.groups_per_update
+        return first_update and self.version_of(micro_batch) == micro_batch.iteration
 
     def versions_in_use(self, version: int) -> range:
         """Versions whose adapters are needed while `version` is the current one."""

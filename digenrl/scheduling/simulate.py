@@ -319,7 +319,8 @@ class Simulation:
                 samples = self.scheduler.shape.samples(micro_batch)
                 outcome = m.ScoresDone({sample: self._behaviour.score(sample) for sample in samples})
             case TrainUnit():
-                outcome = m.Trained((run.unit,), self._behaviour.left_out(run.unit, run.advantages or run.rewards))
+                left_out = self._behaviour.left_out(run.unit, run.advantages or run.rewards)
+                outcome = m.Trained((run.unit,), left_out, streamed=bool(run.rewards))
             case UpdateUnit(theta):
                 outcome = m.Updated(theta, self._behaviour.skips(theta))
         worker.complete(run, outcome, self.scheduler.shape)

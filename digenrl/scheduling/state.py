@@ -12,7 +12,7 @@ from digenrl.scheduling.batches import Batch
 from digenrl.scheduling.fleet import Fleet, Worker
 from digenrl.scheduling.foresight import Foresight
 from digenrl.scheduling.ledger import Ledger
-from digenrl.scheduling.messages import Command, Drop, Ref, Run, TrajectoryRef, Transfer
+from digenrl.scheduling.messages import Command, Drop, Install, Ref, Run, TrajectoryRef, Transfer
 from digenrl.scheduling.policies import Layout, Stage
 from digenrl.scheduling.shape import RunShape
 from digenrl.scheduling.units import Unit
@@ -73,6 +73,7 @@ class State:
         postponed: what failed to move and is not tried again before the next Tick or change of the fleet.
         fleet: workers and their lanes.
         ledger: what lives where.
+        installing: adapters on their way, by worker and theta.
         batches: open micro-batches.
         version: the newest there is; the iteration of the same number is in progress. The stale groups of the next
             iteration are open too, but are only generated and scored.
@@ -118,6 +119,7 @@ class State:
         self.fleet = Fleet(queue_depth)
         self.ledger = Ledger(self.version_theta)
         self.ledger.driver |= self.version_thetas
+        self.installing: dict[tuple[str, int], Install] = {}
         self.batches: dict[MicroBatchId, Batch] = {}
         self.disturbed = False
         self.awake: set[str] = set()
@@ -184,6 +186,18 @@ class State:
         if self.foresight is not None and unit.lane == "device":
             self.foresight.ended(worker, self.now)
         return expected
+
+    def without(self, theta: int, worker: Worker) -> list[Worker]:
+        """Workers other than this one that cannot soon work with an adapter: they neither hold nor are sent it.
+
+        Who gets it some milliseconds later than others must count: else the first one, maybe a slow one, takes what
+        the others would have ended before. Mostly all hold it, and then nobody is looked at.
+        """
+        workers, holders, sent = self.fleet.workers, self.ledger.adapters(theta), self.installing
+        if len(holders) == len(workers):
+            return []
+        lacking = (w for name, w in workers.items() if name not in holders and (name, theta) not in sent)
+        return [w for w in lacking if w is not worker]
 
     def drop(self, ref: Ref, worker: str) -> None:
         """Tell a worker to forget something, if it is still there."""

@@ -245,8 +245,7 @@ class Training:
         most = sum(n * math.ceil(horizon / max(needs[kind], 1e-9)) for kind, n in state.fleet.kinds.items())
         if most <= ready:
             return False
-        holders = state.ledger.adapters(state.theta)
-        without = [w for w in state.able if w.name not in holders and w is not worker]
+        without = state.without(state.theta, worker)
         left = ready <= foresight.outrun(
             worker, unit, state.now, others=lambda w: w.trains, without=without, most=ready
         )

@@ -24,6 +24,7 @@ from flows.plan.tables import (
     phases_table,
     schedule_words,
     scopes_words,
+    sizing,
     split_words,
     workers_table,
 )
@@ -42,6 +43,8 @@ def run(
     profile: Path | None,
     compare: bool,
     gantt: Path,
+    target: float | None = None,
+    budget: float | None = None,
 ) -> None:
     """Predict, print, draw.
 
@@ -52,6 +55,8 @@ def run(
         profile: file of costs; None: an earlier run's, or derived ones.
         compare: print a row per layout and technique.
         gantt: directory for the chart.
+        target: samples/s for which the cheapest part of the fleet is wanted.
+        budget: what the fastest part of the fleet may cost an hour.
 
     Raises:
         ConfigError: something given is wrong, or costs are not known.
@@ -62,10 +67,18 @@ def run(
     if not gantt.is_dir():
         raise ConfigError(f"--gantt {gantt}: expected a directory that exists")
     place = place_of(subject, members, profile)
+    unpriced = [pool.kind for pool in place.pools if pool.price_per_hour is None]
+    if budget is not None and unpriced:
+        raise ConfigError(
+            f"--budget-per-hour {budget:g} needs the price of every worker: write price_per_hour of "
+            f"{', '.join(unpriced)} into the file given with --fleet"
+        )
     planner = Planner(place.model, place.pools, subject.config.algorithm.closing_scope)
     out = console()
     try:
         _plan(place, planner, out, trainers=None if members is not None else subject.trainers, gantt=gantt)
+        if target is not None or budget is not None:
+            _size(place, planner, out, target, budget)
         if compare:
             _compare(place, planner, out)
     except ValueError as error:
@@ -105,6 +118,13 @@ def _best(best: Planned, planned: Planned, place: Place) -> str:
     if gain < 0.005:
         return f"{split_words(planned.split, place.pools)}, as planned here"
     return f"{words}: {best.prediction.iteration_s:.4g} s, {gain:+.1%} samples/s"
+
+
+def _size(place: Place, planner: Planner, out: Console, target: float | None, budget: float | None) -> None:
+    with out.status("choosing workers"):
+        found = planner.sized(schedule_of(place.subject), SPLITS, target_samples_per_s=target, budget_per_hour=budget)
+    out.print()
+    out.print(grid(sizing(found, target, budget)))
 
 
 def _compare(place: Place, planner: Planner, out: Console) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from digenrl.config.streaming import hindrance
-from digenrl.scheduling.allocate import propose
+from digenrl.scheduling.allocate import Proposal, propose
 from digenrl.scheduling.bound import Pool, work_bound
 from digenrl.scheduling.costs import CostModel
 from digenrl.scheduling.policies import Colocated, Digenrl, Disaggregated, Layout
@@ -136,16 +136,21 @@ class Planner:
         """At the role split that is fastest on the virtual clock, of so many that are tried."""
         if schedule.colocated:
             return self._try(schedule, {})
-        proposal = propose(
-            self._model(schedule),
-            self._offers(),
-            layout=schedule.layout,
-            std_scope=self.std_scope,
-            max_simulations=simulations,
-            predicted=functools.partial(self._predict, schedule),
-        )
+        proposal = self._propose(schedule, self._offers(), simulations)
         split = self._split(proposal.plan)
         return Planned(schedule, split, self._names(split), proposal.prediction)
+
+    def sized(
+        self, schedule: Schedule, simulations: int, *, target_samples_per_s: float | None, budget_per_hour: float | None
+    ) -> Proposal:
+        """How many of the fleet's workers to take: the cheapest for a rate, or the fastest within a budget.
+
+        Raises:
+            ValueError: no number of them will do; the sentence says why.
+        """
+        offers = tuple(replace(offer, least=0) for offer in self._offers())
+        wanted = {"target_samples_per_s": target_samples_per_s, "budget_per_hour": budget_per_hour}
+        return self._propose(schedule, offers, simulations, **wanted)
 
     def staffed(self, schedule: Schedule) -> Planned:
         """At the role split that is best if nobody ever waits; one simulation."""
@@ -168,6 +173,20 @@ class Planner:
             return planned.prediction
         schedule = replace(planned.schedule, streaming=planned.schedule.streaming and scope == "group")
         return replace(self, std_scope=scope)._try(schedule, planned.split).prediction
+
+    def _propose(
+        self, schedule: Schedule, offers: Sequence[Offer], simulations: int, **wanted: float | None
+    ) -> Proposal:
+        return propose(
+            self._model(schedule),
+            offers,
+            roles="shared" if schedule.colocated else "split",
+            layout=schedule.layout,
+            std_scope=self.std_scope,
+            max_simulations=simulations,
+            predicted=functools.partial(self._predict, schedule),
+            **wanted,
+        )
 
     def _try(self, schedule: Schedule, split: Mapping[str, int]) -> Planned:
         pools, layout = self._ordered(split), schedule.layout(sum(split.values()))

@@ -8,10 +8,11 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from digenrl.scheduling.allocate import Proposal
 from digenrl.scheduling.binding import binding
 from digenrl.scheduling.bound import Pool
 from digenrl.scheduling.bubbles import Cause
-from digenrl.scheduling.predict import Prediction
+from digenrl.scheduling.predict import Prediction, joining
 from digenrl.scheduling.units import RolloutUnit
 from flows.gantt.layout import ACTIVITY_WORDS
 from flows.plan.memory import GIB, Need
@@ -116,6 +117,27 @@ def figures(planned: Planned, bound_s: float, notes: Sequence[str] = ()) -> list
     constraint = binding(found, planned.trainers)
     name = f"memory, and so {constraint.constraint}" if notes else constraint.constraint
     return [*rows, ("binds", f"{name}: {constraint.why}")]
+
+
+def sizing(found: Proposal, target: float | None, budget: float | None) -> list[tuple[str, str]]:
+    """Which workers of the fleet to take for a rate, or within a budget an hour."""
+    wanted = [f"{target:g} samples/s"] if target is not None else []
+    wanted += [f"{budget:g} an hour"] if budget is not None else []
+    taken = [f"{n} x {offer.kind}" for n, offer in zip(found.plan.counts, found.offers, strict=True) if n]
+    training = [f"{n} x {offer.kind}" for n, offer in zip(found.plan.trainers, found.offers, strict=True) if n]
+    roles = f"of these {', '.join(training)} train" if training else "all do both"
+    rows = [
+        (f"for {' within '.join(wanted)}", f"{', '.join(taken)}; {roles}"),
+        ("iteration", f"{found.prediction.iteration_s:.4g} s, {found.prediction.samples_per_s:.4g} samples/s"),
+    ]
+    if found.cost_per_hour is not None:
+        per_sample = found.prediction.cost_per_1000_samples or 0.0
+        rows.append(("cost", f"{found.cost_per_hour:.4g} an hour, {per_sample:.4g} per 1,000 samples"))
+    if found.binding == "budget":
+        return [*rows, ("binds", f"budget: {found.why}")]
+    workers = [event.worker for event in joining(found.plan.pools(found.offers))]
+    constraint = binding(found.prediction, frozenset(workers[: sum(found.plan.trainers)]))
+    return [*rows, ("binds", f"{constraint.constraint}: {constraint.why}")]
 
 
 def tag_units(planned: Planned) -> tuple[float, float]:

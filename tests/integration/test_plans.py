@@ -65,6 +65,21 @@ def test_plan_says_everything_about_a_fleet_and_draws_it(place: Path) -> None:
     assert not (place / "runs").exists(), "nothing is started or left"
 
 
+def test_plan_names_the_workers_for_a_rate_and_for_a_budget(place: Path) -> None:
+    whole = digenrl("plan", *SMALL, "--fleet", "fleet.yaml").stdout
+    rate = float(re.search(r"s, ([\d.]+) samples/s", whole)[1])  # type: ignore[index]
+    fast = ("plan", *SMALL, "--fleet", "fleet.yaml", "--target-samples-per-s", f"{0.4 * rate:.3g}")
+    output = digenrl(*fast).stdout
+    part = output[output.index(f"for {0.4 * rate:.3g} samples/s") :]
+    assert "train" in part and float(re.search(r"s, ([\d.]+) samples/s", part)[1]) >= 0.99 * 0.4 * rate  # type: ignore[index]
+    cost = float(re.search(r"([\d.]+) an hour", part)[1])  # type: ignore[index]
+    assert cost < 7.0, "less than the whole fleet"
+    cheap = digenrl("plan", *SMALL, "--fleet", "fleet.yaml", "--budget-per-hour", "3.5").stdout
+    part = cheap[cheap.index("for 3.5 an hour") :]
+    assert float(re.search(r"([\d.]+) an hour,", part)[1]) <= 3.5  # type: ignore[index]
+    assert re.search(r"^binds +[a-z ]+: ", part, re.MULTILINE)
+
+
 def test_plan_of_a_preset_takes_costs_and_a_directory(place: Path) -> None:
     (place / "charts").mkdir()
     output = digenrl("plan", "tiny-smoke", "--profile", "profile.json", "--gantt", "charts").stdout
@@ -103,6 +118,7 @@ def test_simulate_counts_and_writes_a_trace(place: Path) -> None:
         (("plan", "tiny-smoke", "schedule.gap=maybe"), "schedule.gap must be true or false"),
         (("plan", "wan2.1-14b", "--fleet", "flet.yaml"), "flet.yaml cannot be read"),
         (("plan", "wan2.1-14b", "--gantt", "charts"), "--gantt charts: expected a directory that exists"),
+        (("plan", "tiny-smoke", "--profile", "profile.json", "--budget-per-hour", "9"), "write price_per_hour of cpu"),
         (("plan", "tiny-smoke", "--profile", "fleet.yaml"), "must map kinds of worker to their costs"),
         (("simulate", "wan2.1-14b", "--workers", "4", "--fleet", "fleet.yaml"), "give one of the two"),
         (("simulate", "wan2.1-14b", "--trainers", "16"), "--trainers 16 leaves no rollout worker of 16"),

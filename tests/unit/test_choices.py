@@ -39,6 +39,15 @@ def test_what_is_settled_needs_no_settling() -> None:
     assert choices.settle(once, 200, []) == (once, ())
 
 
+@pytest.mark.parametrize("assist", ["greedy", "search", "auto"])
+def test_trainers_that_help_are_weighed_by_what_was_measured_though_nothing_is_open(assist: str) -> None:
+    settled = ("schedule.timestep_batch=2", "schedule.advantage=group", "schedule.layout=digenrl")
+    given = config(*settled, f"schedule.trainer_assist={assist}")
+    assert choices.needs_profile(given)
+    assert choices.settle(given, 200, [profile(train_s={2: 9.0})]) == (given, ())
+    assert not choices.needs_profile(config(*settled, "schedule.trainer_assist=off"))
+
+
 def test_the_timestep_batch_is_what_suits_the_worker_that_can_do_least() -> None:
     batch, _, (reason, _) = settled(config(), profile("a"), profile("b", train_s={2: 0.02}))
     assert batch == 2

@@ -37,6 +37,21 @@ def test_a_plan_knows_no_more_than_the_costs_and_a_pause() -> None:
     assert twin(PLAN, none).iteration_s < planned_s(PLAN) <= twin(PLAN, paused).iteration_s
 
 
+@pytest.mark.parametrize(
+    ("arguments", "sentence"),
+    [
+        (["--cell", "qwen/16/TAG"], "qwen/16/TAG is not emulated; known are wan2.1-14b/16-homogeneous/colocated"),
+        (["--cell", "wan2.1-14b/16-mixed/+TSP", "--page", str(PAGE)], "add --emulated FILE"),
+    ],
+)
+def test_cells_that_cannot_be_run_alone_are_refused(
+    arguments: list[str], sentence: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with pytest.raises(SystemExit):
+        emulated_fleet.main(arguments)
+    assert sentence in capsys.readouterr().err
+
+
 def test_the_page_has_its_marks() -> None:
     replace_block(PAGE.read_text(), "", MARKS)
 

@@ -35,7 +35,7 @@ def test_the_largest_timestep_batch_that_no_smaller_one_beats(train_s: dict[int,
 
 
 def test_every_cost_is_measured_and_nothing_is_left(policy: Policy) -> None:
-    config = load_config("tiny-smoke", ["schedule.micro_batch=2"])
+    config = load_config("tiny-smoke", ["schedule.micro_batch=2", "schedule.timestep_batch=auto"])
     shape = runspec.shape(config, 0)
     prompts = load_prompts(config.data.prompts)
     first = runspec.prompts_of(shape, shape.micro_batches(0)[0], prompts, ())
@@ -63,6 +63,13 @@ def test_only_what_is_needed_is_measured(policy: Policy) -> None:
     profile = measure("cpu", policy, config, shape, first, everything=False)
     assert profile.costs.train_s.keys() == {1}
     assert profile.costs.decode_s is profile.costs.score_s is profile.streamed is None
+
+
+def test_only_the_timestep_batch_that_is_set_is_measured(policy: Policy) -> None:
+    config = load_config("tiny-smoke", ["schedule.timestep_batch=2", "schedule.micro_batch=2"])
+    shape = runspec.shape(config, 0)
+    first = runspec.prompts_of(shape, shape.micro_batches(0)[0], load_prompts(config.data.prompts), ())
+    assert measure("cpu", policy, config, shape, first, everything=False).costs.train_s.keys() == {2}
 
 
 @pytest.mark.gpu

@@ -8,14 +8,8 @@ from __future__ import annotations
 import pytest
 
 from combinations import REFUSED, Setting, overrides
-from digenrl.config.load import ConfigError, load_config, warnings_of
-
-
-def refusal(*changes: str) -> str:
-    """What is said to a configuration that is not accepted."""
-    with pytest.raises(ConfigError) as caught:
-        load_config("tiny-smoke", changes)
-    return str(caught.value)
+from digenrl.config.load import load_config, warnings_of
+from refusals import ACROSS, PAGE, paged, refusal
 
 
 def named(pair: frozenset[Setting]) -> str:
@@ -29,50 +23,14 @@ def test_refused_with_its_sentence(pair: frozenset[Setting]) -> None:
     assert " use " in sentence or "leave it out" in sentence, "it says what to do instead"
 
 
-#: Pairs of a scheduling setting and one of another kind.
-ACROSS = [
-    (
-        ("schedule.advantage=streaming", "algorithm.std_scope=update"),
-        "schedule.advantage=streaming cannot be combined with algorithm.std_scope=update: only a group's own standard "
-        "deviation keeps advantages within adv_clip_max; use std_scope=group, or advantage=group",
-    ),
-    (
-        ("schedule.advantage=streaming", "algorithm.std_scope=iteration"),
-        "schedule.advantage=streaming cannot be combined with algorithm.std_scope=iteration",
-    ),
-    (
-        ("schedule.advantage=streaming", "algorithm.samples_per_prompt=27"),
-        "needs advantages that algorithm.adv_clip_max=5 never clips, but one sample of algorithm.samples_per_prompt=27 "
-        "can be further from the mean; use at most 26 samples, a larger adv_clip_max, or advantage=group",
-    ),
-    (
-        ("schedule.advantage=streaming", "algorithm.adv_clip_max=1.5"),
-        "needs advantages that algorithm.adv_clip_max=1.5 never clips",
-    ),
-    (
-        ("schedule.stale_fraction=0.25", "algorithm.prompts_per_iteration=2"),
-        "schedule.stale_fraction=0.25 is less than one of algorithm.prompts_per_iteration=2 groups; use at least 0.5",
-    ),
-    (
-        ("schedule.micro_batch=3", "algorithm.samples_per_prompt=4"),
-        "schedule.micro_batch=3 must divide algorithm.samples_per_prompt=4",
-    ),
-    (
-        ("schedule.steps_per_unit=7", "algorithm.num_steps=6"),
-        "schedule.steps_per_unit=7 exceeds algorithm.num_steps=6; use at most that, or auto for the whole trajectory",
-    ),
-    (
-        ("schedule.layout=disaggregated", "cluster.workers=1"),
-        "cluster.trainers=1 leaves no rollout worker of cluster.workers=1; use fewer trainers or "
-        "schedule.layout=colocated",
-    ),
-    (("schedule.layout=digenrl", "cluster.trainers=2"), "cluster.trainers=2 leaves no rollout worker"),
-]
-
-
 @pytest.mark.parametrize(("changes", "sentence"), ACROSS, ids=[" ".join(changes) for changes, _ in ACROSS])
 def test_refused_across_sections(changes: tuple[str, ...], sentence: str) -> None:
     assert sentence in refusal(*changes)
+
+
+def test_the_page_names_every_refused_pair_with_its_sentence() -> None:
+    page = PAGE.read_text()
+    assert page == paged(page), "run: PYTHONPATH=. python tests/refusals.py"
 
 
 #: Accepted, but of no use.

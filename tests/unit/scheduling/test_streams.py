@@ -10,6 +10,7 @@ from digenrl.identity import MicroBatchId, SampleId
 from digenrl.rewards.base import Failed, Score, Scored
 from digenrl.scheduling import Disaggregated, RunShape, Scheduler, Verdict
 from digenrl.scheduling import messages as m
+from digenrl.scheduling.costs import CostModel
 from digenrl.scheduling.simulate import Behaviour, Costs, Result
 from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, UpdateUnit
 
@@ -36,6 +37,7 @@ def go(
     streaming: bool = True,
     max_open_groups: int = 8,
     costs: Costs = FAST_TRAINING,
+    scheduler_costs: CostModel | None = None,
     **options: object,
 ) -> Result:
     """A simulated run to its end."""
@@ -45,6 +47,7 @@ def go(
         centred,
         streaming=streaming,
         max_open_groups=max_open_groups,
+        costs=scheduler_costs,
         **options,  # type: ignore[arg-type]
     )
     result = simulate(scheduler, [*joins(workers), *incidents], behaviour, costs)
@@ -224,3 +227,12 @@ def test_advantage_function_that_does_not_allow_streaming_is_refused(verdict: ob
 def test_one_worker_alone_streams_between_its_rollouts() -> None:
     scheduler = Scheduler(LONG, Disaggregated(1), centred, streaming=True)
     assert simulate(scheduler, [(0.0, m.WorkerJoined("w0", "cpu", ALL))]).finished
+
+
+def test_what_a_streamed_unit_takes_longer_is_not_learned_as_the_time_of_ordinary_ones() -> None:
+    profile = {"cpu": {"rollout_step_s": 1.0, "train_s": {2: 0.1}, "score_s": 1.0, "update_s": 0.5}}
+    known = CostModel.from_profile(LONG, profile)
+    costs = CostModel.from_profile(LONG, profile)
+    result = go(LONG, costs=Costs(known.seconds, streamed=known.streamed), scheduler_costs=costs)
+    assert [run.rewards for _, run in trained(result) if run.rewards], "some are streamed"
+    assert costs.of_kind("cpu").train_s[2] == pytest.approx(0.1)
