@@ -14,17 +14,22 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from digenrl.config import ClusterConfig, RewardConfig, RunConfig, TrackingConfig
+from digenrl.config import ClusterConfig, DataConfig, RewardConfig, RunConfig, TrackingConfig
+from digenrl.config.data import described
 from digenrl.config.errors import ConfigError, did_you_mean, nearest, shown
 from digenrl.preflight_model import check_model
-from digenrl.prompts import PromptError, load_prompts
+from digenrl.prompts import PromptError, PromptSet, load_data, load_held_out, load_prompts
+from digenrl.prompts.files import Check
 from digenrl.rewards.base import PromptRecord
-from digenrl.rewards.registry import make_reward, reward_names
+from digenrl.rewards.mix import RewardMix
+from digenrl.rewards.registry import reward_names
 
 #: What a worker process holds before it has loaded a model: Python with torch and diffusers.
 WORKER_GIB = 0.7
 #: Local worker processes per core from which on a note says so.
 WORKERS_PER_CORE = 4
+#: Shared prompts among which an example is chosen.
+_MOST_COMPARED = 1000
 
 _ADDRESS = re.compile(r"(?:tcp|tls)://(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 _TRACKING = ("managed", "none")
@@ -58,57 +63,87 @@ def check(config: RunConfig, home: Path | None = None) -> list[str]:
 
 
 def _check_prompts(config: RunConfig, problems: list[str], notes: list[str]) -> None:
-    train = _load("data.prompts", config.data.prompts, problems)
-    held_out = _load("data.held_out", config.data.held_out, problems) if config.data.held_out is not None else None
-    for reward in config.rewards:
-        problems += _reward_problems(reward, {"data.prompts": train, "data.held_out": held_out})
+    data = config.data
+    unknown = [problem for reward in config.rewards for problem in _name_problems(reward)]
+    # What prompts need to say depends on the rewards: without those, only their form can be checked.
+    check = None if unknown else _RewardCheck(config)
+    train, held_out = _load(data, problems, check)
+    problems += unknown
     wanted = config.algorithm.prompts_per_iteration
     if train is not None and len(train) < wanted:
         notes.append(
             f"algorithm.prompts_per_iteration={wanted} exceeds the {len(train)} prompts of "
-            f"data.prompts={config.data.prompts}: some are drawn more than once in an iteration"
+            f"data.prompts={described(data.prompts)}: some are drawn more than once in an iteration"
         )
-    if train is not None and held_out is not None:
-        shared = {record.uid for record in train} & {record.uid for record in held_out}
-        if shared:
-            problems.append(
-                f"data.held_out={config.data.held_out} must share no id with data.prompts={config.data.prompts}, "
-                f"but {len(shared)} are in both, such as {shown(min(shared))}"
-            )
+    if train is not None and check is not None:
+        notes += [f"rewards: no prompt names {name!r}: it scores nothing" for name in check.idle]
+    if train is not None and isinstance(held_out, PromptSet) and data.held_out is not None:
+        problems += _overlap_problems(data, train, held_out)
     notes += _evaluation_notes(config, held_out)
+
+
+class _RewardCheck:
+    """Asks the run's rewards about prompts, and remembers which of them a prompt has named."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._mix = RewardMix.of({reward.name: reward.weight for reward in config.rewards})
+        self.idle = [reward.name for reward in config.rewards]
+
+    def __call__(self, prompt: PromptRecord) -> None:
+        self._mix.check(prompt)
+        if self.idle:
+            self.idle = [name for name in self.idle if not prompt.scored_by(name)]
+
+
+def _load(
+    data: DataConfig, problems: list[str], check: Check | None
+) -> tuple[PromptSet | None, Sequence[PromptRecord] | None]:
+    """Prompts to train on and to evaluate on; None where they cannot be read."""
+    train: PromptSet | None = None
+    held_out: Sequence[PromptRecord] | None = None
+    try:
+        if data.held_out_share > 0:
+            both = load_data(data, check)
+            return both.train, both.held_out
+        train = load_prompts(data.prompts, check)
+    except PromptError as error:
+        problems.append(f"data.prompts: {error}")
+    if data.held_out is not None:
+        try:
+            held_out = load_held_out(data, check)
+        except PromptError as error:
+            problems.append(f"data.held_out: {error}")
+    return train, held_out
+
+
+def _overlap_problems(data: DataConfig, train: PromptSet, held_out: PromptSet) -> list[str]:
+    assert data.held_out is not None
+    shared = train.shared_with(held_out)
+    if not shared:
+        return []
+    example, (here, there) = min((train[here].uid, (here, there)) for here, there in shared[:_MOST_COMPARED])
+    return [
+        f"data.held_out={described(data.held_out)} must share no id with data.prompts={described(data.prompts)}, but "
+        f"{len(shared)} are in both, such as {shown(example)} ({train.place(here)} and {held_out.place(there)})"
+    ]
 
 
 def _evaluation_notes(config: RunConfig, held_out: Sequence[PromptRecord] | None) -> list[str]:
     wanted = config.evaluation.prompts
     if config.evaluation.every == 0 or wanted == 0:
         return []
-    if config.data.held_out is None:
+    if not config.data.holds_out:
         return ["data.held_out is not set: nothing is evaluated on prompts the model was not trained on"]
     if held_out is not None and len(held_out) < wanted:
         return [f"evaluation.prompts={wanted} exceeds the {len(held_out)} held-out prompts: all of them are used"]
     return []
 
 
-def _load(field: str, path: str, problems: list[str]) -> Sequence[PromptRecord] | None:
-    try:
-        return load_prompts(path)
-    except PromptError as error:
-        problems.append(f"{field}: {error}")
-        return None
-
-
-def _reward_problems(reward: RewardConfig, prompts: dict[str, Sequence[PromptRecord] | None]) -> list[str]:
-    if reward.name not in reward_names():
-        hint = did_you_mean(reward.name, reward_names(), "rewards")
-        return [f"rewards: {shown(reward.name)} is not a registered reward{hint}"]
-    problems = []
-    scorer = make_reward(reward.name)
-    for field, records in prompts.items():
-        try:
-            scorer.validate(records or ())
-        except ValueError as error:
-            problems.append(f"{field} lacks what the reward {reward.name} needs: {error}")
-    return problems
+def _name_problems(reward: RewardConfig) -> list[str]:
+    if reward.name in reward_names():
+        return []
+    hint = did_you_mean(reward.name, reward_names(), "rewards")
+    return [f"rewards: {shown(reward.name)} is not a registered reward{hint}"]
 
 
 def _cluster_problems(cluster: ClusterConfig) -> list[str]:

@@ -29,7 +29,7 @@ from digenrl.algorithms.optimizer import evaluated
 from digenrl.config import RunConfig
 from digenrl.identity import MicroBatchId
 from digenrl.profile import Profile
-from digenrl.prompts import load_prompts
+from digenrl.prompts import load_data
 from digenrl.rewards.base import PromptRecord
 from digenrl.scheduling.bubbles import Cause
 from flows.checkpointing import Checkpointer, restore
@@ -117,8 +117,7 @@ class Session:
         self.flow_run_id = flow_run_id
         self._prefect_page = prefect_page
         self._watchers = watchers
-        self._prompts = load_prompts(self.config.data.prompts)
-        self._held_out = load_prompts(self.config.data.held_out) if self.config.data.held_out else ()
+        self._data = load_data(self.config.data)
         self._tracker: Tracker | None = None
         self._begins_record = False
         self._engine: Engine | None = None
@@ -135,9 +134,9 @@ class Session:
     def _configure(self, config: RunConfig) -> None:
         """Take a configuration for that of the run, and make what depends on it."""
         self.config = config
-        self.shape = runspec.shape(config, len(self._held_out), self.start_iteration)
+        self.shape = runspec.shape(config, len(self._data.held_out), self.start_iteration)
         self._observers = Observers(config.schedule.observe, self.shape)
-        self._checkpointer = Checkpointer(self.directory.checkpoints, config, self.history)
+        self._checkpointer = Checkpointer(self.directory.checkpoints, config, self.history, self._data.train)
 
     async def settle(self, client: Client) -> None:
         """Settle what the configuration leaves open, once in the life of a run, and write it down.
@@ -147,11 +146,13 @@ class Session:
         if self.start is not None:
             return  # the checkpoint was made by units cut as the configuration says
         if choices.needs_profile(self.config):
-            setup = RunSetup(self._epoch, self.config, len(self._held_out))
+            setup = RunSetup(self._epoch, self.config, len(self._data.held_out))
             prompts = self._prompts_of(self.shape.micro_batches(0)[0])
             everything = choices.may_stream(self.config) or self.config.schedule.assist == "search"
             self._profiles = await measure(client, setup, prompts, everything=everything)
-        settled, reasons = await asyncio.to_thread(choices.settle, self.config, len(self._held_out), self._profiles)
+        settled, reasons = await asyncio.to_thread(
+            choices.settle, self.config, len(self._data.held_out), self._profiles
+        )
         for reason in reasons:
             logger.info("%s", reason)
         if settled != self.config:
@@ -198,7 +199,7 @@ class Session:
 
     def engine(self, client: Client) -> Engine:
         """The engine of this attempt on a cluster."""
-        tracking = Tracking(self._tracker, self.directory, self._held_out)
+        tracking = Tracking(self._tracker, self.directory, self._data.held_out)
         tracking.catch_up(self.history, whole=self._begins_record)
         self._timeline = Timeline(self.config, self.shape, tracking.bubbles_found)
         known = known_costs(self.directory.profile_path, self.shape)
@@ -218,7 +219,7 @@ class Session:
         )
         self._engine = Engine(
             client=client,
-            setup=RunSetup(self._epoch, self.config, len(self._held_out), self.start_iteration),
+            setup=RunSetup(self._epoch, self.config, len(self._data.held_out), self.start_iteration),
             scheduler=self._timeline.hearing(self._clocked),
             start=self.start,
             prompts_of=functools.lru_cache(maxsize=256)(self._prompts_of),
@@ -227,7 +228,7 @@ class Session:
         return self._engine
 
     def _prompts_of(self, micro_batch: MicroBatchId) -> tuple[PromptRecord, ...]:
-        return tuple(runspec.prompts_of(self.shape, micro_batch, self._prompts, self._held_out))
+        return tuple(runspec.prompts_of(self.shape, micro_batch, self._data.train, self._data.held_out))
 
     async def close(self, status: str) -> Result:
         """Save and write what there is.
@@ -269,7 +270,7 @@ class Session:
             mlflow_page=self.mlflow_page,
             prefect_flow_run_id=self.flow_run_id,
             prefect_page=self._prefect_page,
-            example_prompt=(*self._held_out, *self._prompts)[0].text,
+            example_prompt=(self._data.held_out or self._data.train)[0].text,
             trace=trace,
         )
 

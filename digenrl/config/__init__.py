@@ -21,7 +21,8 @@ from digenrl.config.algorithm import (
     MixGrpoConfig,
     SlidingWindowConfig,
 )
-from digenrl.config.model import DataConfig, LoraConfig, ModelConfig, RewardConfig
+from digenrl.config.data import DataConfig, PromptSource
+from digenrl.config.model import LoraConfig, ModelConfig, RewardConfig
 from digenrl.config.optimizer import OptimizerConfig
 from digenrl.config.run import RunConfig
 from digenrl.config.schedule import ObserveConfig, ScheduleConfig
@@ -51,6 +52,7 @@ __all__ = [
     "ModelConfig",
     "ObserveConfig",
     "OptimizerConfig",
+    "PromptSource",
     "RewardConfig",
     "RunConfig",
     "ScheduleConfig",

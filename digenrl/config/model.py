@@ -48,15 +48,14 @@ class LoraConfig(Section):
     )
 
 
-class DataConfig(Section):
-    """Prompts to train on and to evaluate on."""
-
-    prompts: str = Field(min_length=1, description="JSONL or text file of prompts, or package:NAME.")
-    held_out: str | None = Field(None, description="Prompts for evaluation only; must share no id with `prompts`.")
-
-
 class RewardConfig(Section):
     """One term of the reward."""
 
     name: str = Field(description="Registered reward.")
     weight: float = Field(1.0, description="Weight in the sum of rewards.")
+    normalise: Literal["none", "std", "rank"] = Field(
+        "none",
+        description="What is done to the values of this reward before they are summed. std: minus the mean of the "
+        "group, divided by the standard deviation as algorithm.std_scope says; rank: the rank within the group, from 0 "
+        "(lowest) to 1, equal values share the mean of theirs.",
+    )

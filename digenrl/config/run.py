@@ -7,7 +7,9 @@ from decimal import Decimal
 from pydantic import Field, model_validator
 
 from digenrl.config.algorithm import AlgorithmConfig, FlowGrpoConfig
-from digenrl.config.model import DataConfig, LoraConfig, ModelConfig, RewardConfig
+from digenrl.config.data import DataConfig
+from digenrl.config.errors import did_you_mean, shown
+from digenrl.config.model import LoraConfig, ModelConfig, RewardConfig
 from digenrl.config.optimizer import OptimizerConfig
 from digenrl.config.schedule import ScheduleConfig
 from digenrl.config.section import PositiveInt, Section
@@ -65,6 +67,13 @@ class RunConfig(Section):
         names = [r.name for r in self.rewards]
         if len(set(names)) != len(names):
             raise ValueError(f"rewards: each reward may be named once, got {names}")
+        for source in self.data.all_sources:
+            for name in source.rewards or ():
+                if name not in names:
+                    raise ValueError(
+                        f"data: the source {source.path} names the reward {shown(name)}, which is not among the run's "
+                        f"rewards{did_you_mean(name, names, 'those are')}"
+                    )
         return self
 
     @model_validator(mode="after")
@@ -82,7 +91,7 @@ class RunConfig(Section):
         algorithm = self.algorithm
         if not self.schedule.streams:
             return self
-        if problem := hindrance(algorithm):
+        if problem := hindrance(algorithm, self.rewards):
             raise ValueError(f"schedule.advantage=streaming {problem}, or advantage=group")
         first = algorithm.prompts_per_iteration // algorithm.updates_per_iteration
         if self.stale_groups >= first:

@@ -148,7 +148,7 @@ def test_possible_addresses(files: Path, address: str) -> None:
 def test_prompts_without_what_the_reward_needs_are_refused(files: Path) -> None:
     prompts(files / "held_out.jsonl", range(20, 30), target="answer")
     (problem,) = refusal()
-    assert problem.startswith("data.held_out lacks what the reward ocr needs")
+    assert problem.startswith("data.held_out: held_out.jsonl, line 1: reward ocr: prompt 'n20' has no field 'target'")
     assert "n20" in problem and "target" in problem
 
 
