@@ -1,6 +1,7 @@
 """One script per figure. Scripts print a table and can write JSON; none of them is a timed test.
 
 learn     does it learn: held-out reward of tiny-ocr over several seeds (docs/learning.md)
+prompts   opening a million prompts: time and memory (docs/data.md)
 overhead  what orchestration costs, against the plain loop (docs/performance.md)
 
     overhead_probe     a process per layout, kept for all runs of it

@@ -19,7 +19,6 @@ from digenrl.config.data import described
 from digenrl.config.errors import ConfigError, did_you_mean, nearest, shown
 from digenrl.preflight_model import check_model
 from digenrl.prompts import PromptError, PromptSet, load_data, load_held_out, load_prompts
-from digenrl.prompts.files import Check
 from digenrl.rewards.base import PromptRecord
 from digenrl.rewards.mix import RewardMix
 from digenrl.rewards.registry import reward_names
@@ -67,7 +66,7 @@ def _check_prompts(config: RunConfig, problems: list[str], notes: list[str]) -> 
     unknown = [problem for reward in config.rewards for problem in _name_problems(reward)]
     # What prompts need to say depends on the rewards: without those, only their form can be checked.
     check = None if unknown else _RewardCheck(config)
-    train, held_out = _load(data, problems, check)
+    train, held_out, idle = _load(data, problems, check)
     problems += unknown
     wanted = config.algorithm.prompts_per_iteration
     if train is not None and len(train) < wanted:
@@ -75,8 +74,7 @@ def _check_prompts(config: RunConfig, problems: list[str], notes: list[str]) -> 
             f"algorithm.prompts_per_iteration={wanted} exceeds the {len(train)} prompts of "
             f"data.prompts={described(data.prompts)}: some are drawn more than once in an iteration"
         )
-    if train is not None and check is not None:
-        notes += [f"rewards: no prompt names {name!r}: it scores nothing" for name in check.idle]
+    notes += [f"rewards: no training prompt names {name!r}: nothing is trained on it" for name in idle]
     if train is not None and isinstance(held_out, PromptSet) and data.held_out is not None:
         problems += _overlap_problems(data, train, held_out)
     notes += _evaluation_notes(config, held_out)
@@ -96,16 +94,19 @@ class _RewardCheck:
 
 
 def _load(
-    data: DataConfig, problems: list[str], check: Check | None
-) -> tuple[PromptSet | None, Sequence[PromptRecord] | None]:
-    """Prompts to train on and to evaluate on; None where they cannot be read."""
+    data: DataConfig, problems: list[str], check: _RewardCheck | None
+) -> tuple[PromptSet | None, Sequence[PromptRecord] | None, list[str]]:
+    """Prompts to train on and to evaluate on, None where they cannot be read; rewards that no training prompt names."""
     train: PromptSet | None = None
     held_out: Sequence[PromptRecord] | None = None
+    idle: list[str] = []
     try:
         if data.held_out_share > 0:
             both = load_data(data, check)
-            return both.train, both.held_out
-        train = load_prompts(data.prompts, check)
+            train, held_out = both.train, both.held_out
+        else:
+            train = load_prompts(data.prompts, check)
+        idle = check.idle if check is not None else []
     except PromptError as error:
         problems.append(f"data.prompts: {error}")
     if data.held_out is not None:
@@ -113,7 +114,7 @@ def _load(
             held_out = load_held_out(data, check)
         except PromptError as error:
             problems.append(f"data.held_out: {error}")
-    return train, held_out
+    return train, held_out, idle
 
 
 def _overlap_problems(data: DataConfig, train: PromptSet, held_out: PromptSet) -> list[str]:

@@ -111,7 +111,9 @@ def test_advantages_are_of_the_sum_of_rewards_or_of_each() -> None:
     )
     assert [round(a, 3) for a in of_sum.values.values()] == [1.225, -1.225, 0.0]
     assert list(of_each.values.values()) == pytest.approx([0, 0, 0], abs=1e-3)
-    ranked = _config("rewards=[{name: ocr, normalise: rank}, {name: jpeg_compressibility, weight: 0.5, normalise: rank}]")
+    ranked = _config(
+        "rewards=[{name: ocr, normalise: rank}, {name: jpeg_compressibility, weight: 0.5, normalise: rank}]"
+    )
     found = runspec.advantages_of(ranked, groups).values.values()
     assert [round(a, 3) for a in found] == [-1.224, 1.224, 0.0], "ranks are of equal size, so the weights decide"
 
