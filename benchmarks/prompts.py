@@ -1,6 +1,6 @@
 """Opening a million prompts: time and memory, against holding every record.
 
-    python benchmarks/prompts.py [--prompts 1000000] [--out prompts.json]
+    python benchmarks/prompts.py [--prompts 1000000] [--json prompts.json]
 
 Each way runs in a process of its own on the same generated file: `index` is `digenrl.prompts`, `records` reads the same
 file the same way and keeps every record.
@@ -10,10 +10,13 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[1]
 
 _MEASURE = """
 import json, resource, sys, time
@@ -42,7 +45,7 @@ def main() -> None:
     """Print a table; write JSON if asked to."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--prompts", type=int, default=1_000_000, help="lines of the file")
-    parser.add_argument("--out", type=Path, help="JSON file for the figures")
+    parser.add_argument("--json", type=Path, help="JSON file for the figures")
     arguments = parser.parse_args()
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "prompts.jsonl"
@@ -54,9 +57,9 @@ def main() -> None:
     for way, found in ways.items():
         opened, first, another_ms = found["open_s"], found["first_iteration_s"], 1e3 * found["iteration_s"]
         print(f"{way:8} {opened:5.1f} s  {first:10.2f} s  {another_ms:10.1f} ms  {found['peak_mib']:7.0f} MiB")
-    if arguments.out is not None:
+    if arguments.json is not None:
         result = {"prompts": arguments.prompts, "size_mib": round(size_mib, 1), **ways}
-        arguments.out.write_text(json.dumps(result, indent=1) + "\n")
+        arguments.json.write_text(json.dumps(result, indent=1) + "\n")
 
 
 def write(path: Path, count: int) -> None:
@@ -70,7 +73,9 @@ def write(path: Path, count: int) -> None:
 def measured(path: Path, way: str) -> dict[str, float]:
     """Run one way in a fresh process."""
     command = [sys.executable, "-c", _MEASURE, str(path), way]
-    found = subprocess.run(command, capture_output=True, text=True, check=True)
+    # What is measured is the checkout this file lies in.
+    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    found = subprocess.run(command, env=environment, capture_output=True, text=True, check=True)
     figures: dict[str, float] = json.loads(found.stdout)
     return figures
 

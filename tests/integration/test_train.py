@@ -288,6 +288,7 @@ def test_mlflow_has_the_run_with_one_value_per_step(finished: Finished, tmp_path
         steps = [metric.step for metric in client.get_metric_history(run_id, name)]
         assert steps == ([0, 2] if name.startswith("eval/") else [0, 1]), name
     wanted = {"reward/mean", "reward/std", "reward/p50", "eval/reward_mean", "train/grad_norm", "train/ratio"}
+    wanted |= {"reward/ocr/mean", "reward/ocr/std", "eval/ocr/mean"}
     wanted |= {"bubble/samples", "bubble/weights", "bubble/std_scope", "bubble/orchestration"}
     wanted |= {"samples/per_second", "utilisation/worker_0", "utilisation/worker_1", "iteration/seconds"}
     assert wanted <= run.data.metrics.keys()
