@@ -32,7 +32,7 @@ from digenrl.identity import MicroBatchId, SampleId
 from digenrl.models.embeddings import EmbeddingCache
 from digenrl.models.registry import load_model
 from digenrl.policy import Adapter, NumberedAdapter, Policy
-from digenrl.prompts import load_prompts
+from digenrl.prompts import load_data
 from digenrl.rewards.base import Failed, PromptRecord, Score, Scored, mean_reward
 from digenrl.rewards.mix import RewardMix
 from digenrl.rollout import advance, finish, rollout_hash, start_rollout
@@ -124,11 +124,10 @@ class _Run:
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.prompts = load_prompts(config.data.prompts)
-        self.held_out: Sequence[PromptRecord] = load_prompts(config.data.held_out) if config.data.held_out else ()
-        self.shape = runspec.shape(config, len(self.held_out))
-        self.reward = RewardMix.of(config.rewards).load()
-        self.reward.validate([*self.prompts, *self.held_out])
+        self.reward = RewardMix.of(config.rewards)
+        self.data = load_data(config.data, self.reward.check)
+        self.reward.load()
+        self.shape = runspec.shape(config, len(self.data.held_out))
         self.inspect = Inspector(config)
         self.guard = Guard(config) if config.guard.mode != "off" else None
         self.good: dict[int, tuple[NumberedAdapter, OptimizerState]] = {}
@@ -329,7 +328,7 @@ class _Run:
         return contribution.metrics
 
     def prompts_of(self, micro_batch: MicroBatchId) -> list[PromptRecord]:
-        return runspec.prompts_of(self.shape, micro_batch, self.prompts, self.held_out)
+        return runspec.prompts_of(self.shape, micro_batch, self.data.train, self.data.held_out)
 
     def _check_failures(self, done: IterationResult) -> None:
         failed = [score for score in done.scores.values() if isinstance(score, Failed)]

@@ -15,18 +15,22 @@ import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
-from digenrl.config import ClusterConfig, RewardConfig, RunConfig, TrackingConfig
+from digenrl.config import ClusterConfig, DataConfig, RewardConfig, RunConfig, TrackingConfig
+from digenrl.config.data import described
 from digenrl.config.errors import ConfigError, nearest, shown
 from digenrl.guard.gold import gold_rewards
 from digenrl.preflight_model import check_model
-from digenrl.prompts import PromptError, load_prompts
-from digenrl.rewards.base import PromptRecord
+from digenrl.prompts import PromptError, PromptSet, load_data, load_held_out, load_prompts
+from digenrl.rewards.base import PromptRecord, Reward
+from digenrl.rewards.mix import RewardMix
 from digenrl.rewards.registry import make_reward
 
 #: What a worker process holds before it has loaded a model: Python with torch and diffusers.
 WORKER_GIB = 0.7
 #: Local worker processes per core from which on a note says so.
 WORKERS_PER_CORE = 4
+#: Shared prompts among which an example is chosen.
+_MOST_COMPARED = 1000
 
 _ADDRESS = re.compile(r"(?:tcp|tls)://(?:\[[0-9a-fA-F:]+\]|[A-Za-z0-9._-]+):(\d{1,5})")
 _TRACKING = ("managed", "none")
@@ -77,35 +81,83 @@ def check_prompts(config: RunConfig) -> list[str]:
 
 
 def _check_prompts(config: RunConfig, problems: list[str], notes: list[str]) -> None:
-    train = _load("data.prompts", config.data.prompts, problems)
-    held_out = _load("data.held_out", config.data.held_out, problems) if config.data.held_out is not None else None
-    here = config.cluster.address == "local"
-    for index, reward in enumerate(config.rewards):
-        prompts = {"data.prompts": train, "data.held_out": held_out}
-        _check_reward(f"rewards.{index}", reward, prompts, problems, notes, here=here)
-    for reward in gold_rewards(config):
-        _check_reward("guard.gold", reward, {"data.held_out": held_out}, problems, notes, here=here)
+    data, here = config.data, config.cluster.address == "local"
+    usable = [_check_reward(f"rewards.{i}", term, problems, notes, here=here) for i, term in enumerate(config.rewards)]
+    gold = [
+        reward
+        for term in gold_rewards(config)
+        if (reward := _check_reward("guard.gold", term, problems, notes, here=here))
+    ]
+    # What prompts need to say depends on the rewards: without those, only their form can be checked.
+    check = _RewardCheck(config) if all(usable) else None
+    train, held_out, idle = _load(data, problems, check)
+    problems += _gold_problems(gold, held_out)
     wanted = config.algorithm.prompts_per_iteration
     if train is not None and len(train) < wanted:
         notes.append(
             f"algorithm.prompts_per_iteration={wanted} exceeds the {len(train)} prompts of "
-            f"data.prompts={config.data.prompts}: some are drawn more than once in an iteration"
+            f"data.prompts={described(data.prompts)}: some are drawn more than once in an iteration"
         )
-    if train is not None and held_out is not None:
-        shared = {record.uid for record in train} & {record.uid for record in held_out}
-        if shared:
-            problems.append(
-                f"data.held_out={config.data.held_out} must share no id with data.prompts={config.data.prompts}, "
-                f"but {len(shared)} are in both, such as {shown(min(shared))}"
-            )
+    notes += [f"rewards: no training prompt names {name!r}: nothing is trained on it" for name in idle]
+    if train is not None and isinstance(held_out, PromptSet) and data.held_out is not None:
+        problems += _overlap_problems(data, train, held_out)
     notes += _evaluation_notes(config, held_out)
+
+
+class _RewardCheck:
+    """Asks the run's rewards about prompts, and remembers which of them a prompt has named."""
+
+    def __init__(self, config: RunConfig) -> None:
+        self._mix = RewardMix.of(config.rewards)
+        self.idle = [reward.called for reward in config.rewards]
+
+    def __call__(self, prompt: PromptRecord) -> None:
+        self._mix.check(prompt)
+        if self.idle:
+            self.idle = [name for name in self.idle if not prompt.scored_by(name)]
+
+
+def _load(
+    data: DataConfig, problems: list[str], check: _RewardCheck | None
+) -> tuple[PromptSet | None, Sequence[PromptRecord] | None, list[str]]:
+    """Prompts to train on and to evaluate on, None where they cannot be read; rewards that no training prompt names."""
+    train: PromptSet | None = None
+    held_out: Sequence[PromptRecord] | None = None
+    idle: list[str] = []
+    try:
+        if data.held_out_share > 0:
+            both = load_data(data, check)
+            train, held_out = both.train, both.held_out
+        else:
+            train = load_prompts(data.prompts, check)
+        idle = check.idle if check is not None else []
+    except PromptError as error:
+        problems.append(f"data.prompts: {error}")
+    if data.held_out is not None:
+        try:
+            held_out = load_held_out(data, check)
+        except PromptError as error:
+            problems.append(f"data.held_out: {error}")
+    return train, held_out, idle
+
+
+def _overlap_problems(data: DataConfig, train: PromptSet, held_out: PromptSet) -> list[str]:
+    assert data.held_out is not None
+    shared = train.shared_with(held_out)
+    if not shared:
+        return []
+    example, (here, there) = min((train[here].uid, (here, there)) for here, there in shared[:_MOST_COMPARED])
+    return [
+        f"data.held_out={described(data.held_out)} must share no id with data.prompts={described(data.prompts)}, but "
+        f"{len(shared)} are in both, such as {shown(example)} ({train.place(here)} and {held_out.place(there)})"
+    ]
 
 
 def _evaluation_notes(config: RunConfig, held_out: Sequence[PromptRecord] | None) -> list[str]:
     wanted = config.evaluation.prompts
     if config.evaluation.every == 0 or wanted == 0:
         return []
-    if config.data.held_out is None:
+    if not config.data.holds_out:
         watching = "" if config.guard.mode == "off" else ", and the guard sees nothing"
         return [f"data.held_out is not set: nothing is evaluated on prompts the model was not trained on{watching}"]
     if held_out is not None and len(held_out) < wanted:
@@ -113,37 +165,28 @@ def _evaluation_notes(config: RunConfig, held_out: Sequence[PromptRecord] | None
     return []
 
 
-def _load(field: str, path: str, problems: list[str]) -> Sequence[PromptRecord] | None:
+def _check_reward(key: str, term: RewardConfig, problems: list[str], notes: list[str], *, here: bool) -> Reward | None:
+    """The reward, if it can be used. What workers elsewhere may reach is only noted unless they are `here`."""
     try:
-        return load_prompts(path)
-    except PromptError as error:
-        problems.append(f"{field}: {error}")
-        return None
-
-
-def _check_reward(
-    key: str,
-    reward: RewardConfig,
-    prompts: dict[str, Sequence[PromptRecord] | None],
-    problems: list[str],
-    notes: list[str],
-    *,
-    here: bool,
-) -> None:
-    """Append what is wrong with a reward. What workers elsewhere may reach is only noted unless they are `here`."""
-    try:
-        scorer = make_reward(reward)
-        if (problem := scorer.problem()) is not None:
-            (problems if here else notes).append(f"{key}: {problem}")
-            return
+        reward = make_reward(term)
     except ValueError as error:
         problems.append(f"{key}: {error}")
-        return
-    for field, records in prompts.items():
+        return None
+    if (problem := reward.problem()) is not None:
+        (problems if here else notes).append(f"{key}: {problem}")
+        return None if here else reward
+    return reward
+
+
+def _gold_problems(gold: Sequence[Reward], held_out: Sequence[PromptRecord] | None) -> list[str]:
+    """Held-out prompts that gold rewards could not score."""
+    problems = []
+    for reward in gold:
         try:
-            scorer.validate(records or ())
+            reward.validate(held_out or ())
         except ValueError as error:
-            problems.append(f"{field} lacks what the reward {reward.called} needs: {error}")
+            problems.append(f"data.held_out lacks what guard.gold needs: {error}")
+    return problems
 
 
 def _cluster_problems(cluster: ClusterConfig) -> list[str]:

@@ -23,8 +23,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from digenrl.algorithms.advantages import AdvantageRule, Advantages, group_advantages, mixed_advantages
+from digenrl.algorithms.advantages import AdvantageRule, Advantages, group_advantages
 from digenrl.algorithms.base import Steps
+from digenrl.algorithms.mixing import Term, mixed_advantages, summed_advantages
 from digenrl.algorithms.nft import old_policy_update
 from digenrl.algorithms.optimizer import learning_rate as schedule_learning_rate
 from digenrl.algorithms.registry import algorithm_of
@@ -181,16 +182,20 @@ def advantages_of(config: RunConfig, groups: Sequence[Mapping[SampleId, Scored]]
     Groups of zero variance have no policy gradient. Their samples stay, with advantage 0, only if something else of the
     loss does not vanish with it: a KL term, or all of it on the forward process, where 0 is neither good nor bad.
     """
-    rule = _rule(config)
-    if config.algorithm.reward_aggregation == "advantages":
-        parts = [{sample: score.parts for sample, score in group.items()} for group in groups]
-        found = mixed_advantages(parts, [term.weight for term in config.rewards], rule)
-    else:
-        found = group_advantages([{sample: score.value for sample, score in group.items()} for group in groups], rule)
+    found = _mixed(config, groups)
     if config.algorithm.kl_beta > 0 or algorithm_of(config.algorithm).forward:
         return found
     silent = {sample for position in found.zero_variance for sample in groups[position]}
     return replace(found, values={s: a for s, a in found.values.items() if s not in silent})
+
+
+def _mixed(config: RunConfig, groups: Sequence[Mapping[SampleId, Scored]]) -> Advantages[SampleId]:
+    rule, aggregation = _rule(config), config.algorithm.reward_aggregation
+    if aggregation == "rewards" and all(reward.normalise == "none" for reward in config.rewards):
+        return group_advantages([{sample: score.value for sample, score in group.items()} for group in groups], rule)
+    terms = [Term(reward.called, reward.weight, reward.normalise) for reward in config.rewards]
+    parts = [{sample: score.parts for sample, score in group.items()} for group in groups]
+    return (mixed_advantages if aggregation == "advantages" else summed_advantages)(parts, terms, rule)
 
 
 def _rule(config: RunConfig) -> AdvantageRule:

@@ -9,9 +9,11 @@ from typing import Any
 
 from digenrl.config import RunConfig
 from digenrl.config.changes import CHANGEABLE, forbidden_changes
+from digenrl.config.data import described
 from digenrl.config.errors import ConfigError
 from digenrl.guard.watch import Guard
 from digenrl.policy import NumberedAdapter
+from digenrl.prompts import PromptSet, load_data, taken_before
 from flows.history import History
 from storage import checkpoints
 from storage.runs import RunDirectory
@@ -29,6 +31,7 @@ class Checkpointer(Listener):
         root: where checkpoints go.
         config: the run's configuration.
         history: goes into each checkpoint; must hear of an iteration before this listener does.
+        prompts: that the run trains on.
         guard: what it knows goes into each checkpoint; None if nothing is watched. It may hear of an iteration after
             this listener, since a save begins when all have.
 
@@ -37,8 +40,11 @@ class Checkpointer(Listener):
         last: the newest checkpoint, None if there is none.
     """
 
-    def __init__(self, root: Path | str, config: RunConfig, history: History, guard: Guard | None = None) -> None:
+    def __init__(
+        self, root: Path | str, config: RunConfig, history: History, prompts: PromptSet, guard: Guard | None = None
+    ) -> None:
         self._root = root
+        self._prompts = prompts
         self._guard = guard
         self._config = config
         self._history = history
@@ -121,6 +127,7 @@ class Checkpointer(Listener):
             "adapter_hash": state.adapter_hash,
             "previous_theta": state.previous.theta if state.previous is not None else None,
             "config": self._config.model_dump(mode="json"),
+            "data": cursor(self._prompts, self._config, complete),
             "history": self._history.until(complete).to_state(),
         }
         if self._guard is not None:
@@ -130,6 +137,12 @@ class Checkpointer(Listener):
         logger.info("saved %s", self.last.url)
         needed = self._guard.needed if self._guard is not None else ()
         await asyncio.to_thread(checkpoints.prune, self._root, self._config.checkpoint.keep, needed)
+
+
+def cursor(prompts: PromptSet, config: RunConfig, iterations: int) -> dict[str, Any]:
+    """Which prompts a run has, and how many of each source it has taken after so many iterations."""
+    taken = taken_before(prompts, iterations, config.algorithm.prompts_per_iteration)
+    return {"prompts": len(prompts), "sha256": prompts.fingerprint, "taken": taken}
 
 
 def restore(root: Path | str) -> tuple[int, TrainerState, checkpoints.Checkpoint] | None:
@@ -175,10 +188,23 @@ def check_resumable(directory: RunDirectory, config: RunConfig) -> None:
             *(f"{change}; set it back in {directory.config_path}, or train a new run" for change in changes),
             *([f"what may change on resume: {', '.join(CHANGEABLE)}"] if len(changes) > 1 else []),
         )
-    evaluates = config.evaluation.every and config.evaluation.prompts and config.data.held_out is not None
+    _check_prompts(state, config)
+    evaluates = config.evaluation.every and config.evaluation.prompts and config.data.holds_out
     evaluated = not evaluates or str(config.iterations) in state["history"]["evaluations"]
     if info.iteration > config.iterations or (info.iteration == config.iterations and evaluated):
         raise ConfigError(
             f"the run {directory.name!r} is complete: {info.url} has {info.iteration} iterations, and "
             f"iterations={config.iterations}; nothing is left to resume"
         )
+
+
+def _check_prompts(state: dict[str, Any], config: RunConfig) -> None:
+    """The next iteration's prompts follow from the number and order of all: others would make another run of it."""
+    before, prompts = state.get("data"), load_data(config.data).train
+    if before is None or before["sha256"] == prompts.fingerprint:
+        return
+    counts = f"{before['prompts']} then, {len(prompts)} now"
+    raise ConfigError(
+        f"data.prompts={described(config.data.prompts)} no longer holds the prompts that the checkpoint was made with "
+        f"({counts}); put the file back as it was, or train a new run"
+    )

@@ -23,6 +23,7 @@ class IterationRow:
         samples: scored samples.
         seconds: wall time.
         busy: share of the wall time each worker computed, by worker name.
+        parts: mean of each reward alone, by name.
     """
 
     iteration: int
@@ -31,6 +32,7 @@ class IterationRow:
     samples: int
     seconds: float
     busy: dict[str, float]
+    parts: dict[str, float] = field(default_factory=dict)
 
     @classmethod
     def of(cls, report: IterationReport) -> IterationRow:
@@ -43,6 +45,7 @@ class IterationRow:
             samples=len(rewards),
             seconds=report.seconds,
             busy=report.busy,
+            parts={name: float(np.mean(values)) for name, values in report.parts.items()},
         )
 
 

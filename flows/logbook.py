@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 
-from digenrl.rewards.base import Scored
+from digenrl.rewards.base import Scored, values_by_reward
 from workers.listener import Evaluation, IterationReport, Listener, TrainerState
 
 logger = logging.getLogger(__name__)
@@ -23,9 +24,9 @@ class Logbook(Listener):
         """See Listener."""
         rewards = report.rewards or [float("nan")]
         logger.info(
-            "iteration %d: %.2f s, reward %.4f ± %.4f, %d of %d samples scored, %d pairs trained, excluded %s, "
+            "iteration %d: %.2f s, reward %.4f ± %.4f%s, %d of %d samples scored, %d pairs trained, excluded %s, "
             "%d updates skipped",
-            *(report.iteration, report.seconds, np.mean(rewards), np.std(rewards)),
+            *(report.iteration, report.seconds, np.mean(rewards), np.std(rewards), _alone(report.parts)),
             *(len(report.rewards), len(report.scores), report.trained, report.excluded, report.skipped_updates),
         )
 
@@ -33,10 +34,17 @@ class Logbook(Listener):
         """See Listener."""
         values = [score.value for score in evaluation.scores.values() if isinstance(score, Scored)]
         logger.info(
-            "version %d evaluated: %d of %d samples scored, held-out reward %.4f",
+            "version %d evaluated: %d of %d samples scored, held-out reward %.4f%s",
             *(evaluation.version, len(values), len(evaluation.scores), np.mean(values or [float("nan")])),
+            _alone(values_by_reward(evaluation.scores.values())),
         )
 
     def fleet_changed(self, message: str) -> None:
         """See Listener."""
         logger.info("%s", message)
+
+
+def _alone(parts: Mapping[str, Sequence[float]]) -> str:
+    """The mean of each reward where there are several: ` (ocr 0.5000, style 0.2000)`."""
+    means = ", ".join(f"{name} {np.mean(values):.4f}" for name, values in parts.items())
+    return f" ({means})" if len(parts) > 1 else ""

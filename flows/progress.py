@@ -127,8 +127,11 @@ class Progress(Listener):
 
     def _status(self, report: IterationReport) -> str:
         rewards = np.asarray(report.rewards or [np.nan])
+        means = ", ".join(f"{name} {np.mean(values):.3f}" for name, values in report.parts.items())
+        alone = f" ({means})" if len(report.parts) > 1 else ""
         return (
-            f"iteration {report.iteration + 1}/{self._iterations}  reward {rewards.mean():.3f} ± {rewards.std():.3f}  "
+            f"iteration {report.iteration + 1}/{self._iterations}  "
+            f"reward {rewards.mean():.3f} ± {rewards.std():.3f}{alone}  "
             f"{self._rate():.0f} samples/s  {self._eta()}"
         )
 
@@ -174,6 +177,11 @@ class Progress(Listener):
         means = [*self._before, *(float(np.mean(r.rewards)) if r.rewards else 0.0 for r in self._reports)]
         curve = Text(sparkline(means[-40:]), style="blue", no_wrap=True)
         add("reward", Text(f"{rewards.mean():.3f} ± {rewards.std():.3f}"), curve)
+        if len(report.parts) > 1:
+            for name, values in report.parts.items():
+                alone = [float(np.mean(r.parts[name])) for r in self._reports[-40:] if name in r.parts]
+                picture = Text(sparkline(alone), style="dim", no_wrap=True)
+                add(f"  {name}", Text(f"{np.mean(values):.3f} ± {np.std(values):.3f}"), picture)
         if self._held_out:
             version, value = self._held_out[-1]
             since = f"after {version} iterations (start {self._held_out[0][1]:.3f})"

@@ -31,7 +31,7 @@ from digenrl.config import RunConfig
 from digenrl.guard.watch import Guard, Verdict
 from digenrl.identity import MicroBatchId
 from digenrl.profile import Profile
-from digenrl.prompts import load_prompts
+from digenrl.prompts import load_data
 from digenrl.rewards.base import PromptRecord
 from digenrl.scheduling.bubbles import Cause
 from flows.checkpointing import Checkpointer, restore
@@ -125,8 +125,7 @@ class Session:
         self._watchers = watchers
         self._judged = judged
         self._guard_state = saved.state.get("guard") if saved is not None else None
-        self._prompts = load_prompts(self.config.data.prompts)
-        self._held_out = load_prompts(self.config.data.held_out) if self.config.data.held_out else ()
+        self._data = load_data(self.config.data)
         self._tracker: Tracker | None = None
         self._begins_record = False
         self._engine: Engine | None = None
@@ -143,12 +142,14 @@ class Session:
     def _configure(self, config: RunConfig) -> None:
         """Take a configuration for that of the run, and make what depends on it."""
         self.config = config
-        self.shape = runspec.shape(config, len(self._held_out), self.start_iteration)
+        self.shape = runspec.shape(config, len(self._data.held_out), self.start_iteration)
         self._observers = Observers(config.schedule.observe, self.shape)
         self._guard = Guard(config) if config.guard.mode != "off" else None
         if self._guard is not None and self._guard_state is not None:
             self._guard.restore(self._guard_state)
-        self._checkpointer = Checkpointer(self.directory.checkpoints, config, self.history, self._guard)
+        self._checkpointer = Checkpointer(
+            self.directory.checkpoints, config, self.history, self._data.train, self._guard
+        )
 
     async def settle(self, client: Client) -> None:
         """Settle what the configuration leaves open, once in the life of a run, and write it down.
@@ -158,11 +159,13 @@ class Session:
         if self.start is not None:
             return  # the checkpoint was made by units cut as the configuration says
         if choices.needs_profile(self.config):
-            setup = RunSetup(self._epoch, self.config, len(self._held_out))
+            setup = RunSetup(self._epoch, self.config, len(self._data.held_out))
             prompts = self._prompts_of(self.shape.micro_batches(0)[0])
             everything = choices.may_stream(self.config) or self.config.schedule.assist == "search"
             self._profiles = await measure(client, setup, prompts, everything=everything)
-        settled, reasons = await asyncio.to_thread(choices.settle, self.config, len(self._held_out), self._profiles)
+        settled, reasons = await asyncio.to_thread(
+            choices.settle, self.config, len(self._data.held_out), self._profiles
+        )
         for reason in reasons:
             logger.info("%s", reason)
         if settled != self.config:
@@ -215,7 +218,7 @@ class Session:
 
     def engine(self, client: Client) -> Engine:
         """The engine of this attempt on a cluster."""
-        tracking = Tracking(self._tracker, self.directory, self._held_out)
+        tracking = Tracking(self._tracker, self.directory, self._data.held_out)
         tracking.catch_up(self.history, whole=self._begins_record)
         self._timeline = Timeline(self.config, self.shape, tracking.bubbles_found)
         known = known_costs(self.directory.profile_path, self.shape)
@@ -236,7 +239,7 @@ class Session:
         )
         self._engine = Engine(
             client=client,
-            setup=RunSetup(self._epoch, self.config, len(self._held_out), self.start_iteration),
+            setup=RunSetup(self._epoch, self.config, len(self._data.held_out), self.start_iteration),
             scheduler=self._timeline.hearing(self._clocked),
             start=self.start,
             prompts_of=functools.lru_cache(maxsize=256)(self._prompts_of),
@@ -256,7 +259,7 @@ class Session:
         self._engine.stop()
 
     def _prompts_of(self, micro_batch: MicroBatchId) -> tuple[PromptRecord, ...]:
-        return tuple(runspec.prompts_of(self.shape, micro_batch, self._prompts, self._held_out))
+        return tuple(runspec.prompts_of(self.shape, micro_batch, self._data.train, self._data.held_out))
 
     async def close(self, status: str) -> Result:
         """Save and write what there is.
@@ -312,7 +315,7 @@ class Session:
             mlflow_page=self.mlflow_page,
             prefect_flow_run_id=self.flow_run_id,
             prefect_page=self._prefect_page,
-            example_prompt=(*self._held_out, *self._prompts)[0].text,
+            example_prompt=(self._data.held_out or self._data.train)[0].text,
             trace=trace,
         )
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from digenrl.guard.watch import Verdict
-from digenrl.rewards.base import PromptRecord, Scored
+from digenrl.rewards.base import PromptRecord, Scored, values_by_reward
 from digenrl.scheduling.bubbles import Cause
 from digenrl.statistics import mean_interval
 from flows.history import History, IterationRow
@@ -80,7 +80,9 @@ class Tracking(Listener):
             if self._tracker is not None:
                 self._tracker.log_image(f"samples/held-out-{evaluation.version:06d}.png", grid, evaluation.version)
         if self._tracker is not None:
-            self._tracker.log_iteration(evaluation.version, evaluation_metrics(list(values.values())))
+            parts = values_by_reward(evaluation.scores.values())
+            metrics = {f"eval/{name}/mean": float(np.mean(alone)) for name, alone in parts.items()}
+            self._tracker.log_iteration(evaluation.version, metrics | evaluation_metrics(list(values.values())))
 
     def judged(self, verdict: Verdict) -> None:
         """The guard judged an evaluation."""
@@ -96,18 +98,18 @@ class Tracking(Listener):
 
 def iteration_metrics(report: IterationReport) -> dict[str, float]:
     """What MLflow shows of one iteration."""
-    rewards = np.asarray(report.rewards, dtype=np.float64)
     metrics = row_metrics(IterationRow.of(report)) | {
-        "samples/failed": float(len(report.scores) - len(rewards)),
-        "samples/failed_share": (len(report.scores) - len(rewards)) / max(len(report.scores), 1),
+        "samples/failed": float(len(report.scores) - len(report.rewards)),
+        "samples/failed_share": (len(report.scores) - len(report.rewards)) / max(len(report.scores), 1),
         "update/skipped": float(report.skipped_updates),
         "update/pairs_trained": float(report.trained),
         "update/pairs_excluded": float(sum(report.excluded.values())),
     }
     metrics |= {f"staleness/{versions}": float(pairs) for versions, pairs in report.staleness.items()}
-    if len(rewards):
-        for q in (5, 25, 50, 75, 95):
-            metrics[f"reward/p{q:02d}"] = float(np.percentile(rewards, q))
+    for prefix, values in [("reward", report.rewards), *((f"reward/{name}", v) for name, v in report.parts.items())]:
+        if values:
+            metrics[f"{prefix}/std"] = float(np.std(values))
+            metrics |= {f"{prefix}/p{q:02d}": float(np.percentile(values, q)) for q in (5, 25, 50, 75, 95)}
     return metrics | {f"train/{name}": value for name, value in report.metrics.items()}
 
 
@@ -120,6 +122,7 @@ def row_metrics(row: IterationRow) -> dict[str, float]:
     }
     if row.samples:
         metrics |= {"reward/mean": row.reward_mean, "reward/std": row.reward_std}
+    metrics |= {f"reward/{name}/mean": mean for name, mean in row.parts.items()}
     return metrics | {f"utilisation/{name.replace(' ', '_')}": share for name, share in row.busy.items()}
 
 

@@ -32,7 +32,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
 
-from digenrl.config import RunConfig
+from digenrl.config import PromptSource, RunConfig
 from digenrl.config.errors import ConfigError, did_you_mean
 from digenrl.config.load import load_config, show
 from storage.atomic import write_atomically
@@ -231,14 +231,20 @@ def check_name(name: str) -> None:
 def _with_absolute_paths(config: RunConfig) -> RunConfig:
     """The configuration with every path that exists here made absolute; package names and hub ids stay."""
     data = config.data.model_copy(
-        update={"prompts": _absolute(config.data.prompts), "held_out": _absolute(config.data.held_out)}
+        update={"prompts": _located(config.data.prompts), "held_out": _located(config.data.held_out)}
     )
     model = config.model.model_copy(update={"path": _absolute(config.model.path)})
     return config.model_copy(update={"data": data, "model": model})
 
 
-def _absolute(path: str | None) -> str | None:
-    if path is None or not Path(path).expanduser().exists():
+def _located(prompts: str | tuple[PromptSource, ...] | None) -> str | tuple[PromptSource, ...] | None:
+    if prompts is None or isinstance(prompts, str):
+        return None if prompts is None else _absolute(prompts)
+    return tuple(source.model_copy(update={"path": _absolute(source.path)}) for source in prompts)
+
+
+def _absolute(path: str) -> str:
+    if not Path(path).expanduser().exists():
         return path
     return str(Path(path).expanduser().absolute())
 

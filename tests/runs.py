@@ -27,7 +27,7 @@ from digenrl.config import ClusterConfig, RunConfig, ScheduleConfig
 from digenrl.config.load import load_config
 from digenrl.loop import LoopResult, train
 from digenrl.policy import adapter_hash
-from digenrl.prompts import load_prompts
+from digenrl.prompts import load_data
 from digenrl.rewards.base import PromptRecord, Score
 from digenrl.scheduling.costs import CostModel
 from digenrl.scheduling.messages import Command, Event, Run
@@ -253,8 +253,8 @@ def engine_for(
         replica: what runs the units on the workers instead of the ordinary replica.
         log: takes what goes into the scheduler and comes out of it.
     """
-    train_prompts = prompts or load_prompts(config.data.prompts)
-    held_out = load_prompts(config.data.held_out) if config.data.held_out else ()
+    data = load_data(config.data)
+    train_prompts, held_out = prompts or data.train, data.held_out
     first = start.theta // config.algorithm.updates_per_iteration if start is not None else 0
     shape = runspec.shape(config, len(held_out), first)
     scheduler = scheduler_for(config, shape)

@@ -9,13 +9,14 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 
 import torch
 
 from digenrl.guard.inspection import Inspection
 from digenrl.identity import SampleId
 from digenrl.policy import NumberedAdapter
-from digenrl.rewards.base import Score
+from digenrl.rewards.base import Score, values_by_reward
 from digenrl.scheduling.messages import Run
 from workers.receipts import Receipt
 
@@ -73,7 +74,7 @@ class IterationReport:
     Attributes:
         iteration: 0-based.
         seconds: wall time since the previous one closed.
-        rewards: reward of every scored sample, in identity order.
+        rewards: reward of every scored sample, in identity order: the weighted sum, before any normalisation.
         scores: every result, failed ones included.
         trained: (sample, step) pairs that entered an update.
         excluded: number of pairs that did not, by reason.
@@ -95,6 +96,11 @@ class IterationReport:
     busy: dict[str, float]
     staleness: dict[int, int] = field(default_factory=dict)
     fingerprints: dict[str, str] = field(default_factory=dict)
+
+    @cached_property
+    def parts(self) -> dict[str, list[float]]:
+        """Values of each reward alone, before weighting, by name."""
+        return values_by_reward(self.scores.values())
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
     AdvantageRule       the settings
     group_advantages    what training uses: plain floats, missing samples, zero-variance groups
-    mixed_advantages    the same of several rewards, each normalised by itself
+    normalised          the same without the choice of the best and the clip: one of several rewards
+
+`digenrl.algorithms.mixing` makes advantages of several rewards.
 
 Statistics are float64, two-pass. Sums are `math.fsum`, which rounds once, so the result does not depend on the order
 in which samples arrived.
@@ -14,10 +16,8 @@ noise of order one of them. A reward that differs from its group's mean by round
 gradient of 1e-16 of the others' would not fit into a float64 sum of them, and the sum would depend on the order again.
 
 Sources: Flow-GRPO (arXiv 2505.05470), per-prompt statistics; Dr.GRPO (arXiv 2503.20783), no standard deviation;
-MixGRPO (arXiv 2507.21802), trimmed statistics and weighted advantages; DanceGRPO (arXiv 2505.07818), best of n; GDPO
-(arXiv 2601.05242), why rewards are normalised one by one.
-Deviations: GDPO normalises the sum of advantages once more over the batch; it is not done here, as in MixGRPO. A group
-without variance is left out, where the references multiply its rounding errors by 1 / eps.
+MixGRPO (arXiv 2507.21802), trimmed statistics; DanceGRPO (arXiv 2505.07818), best of n.
+Deviation: a group without variance is left out, where the references multiply its rounding errors by 1 / eps.
 """
 
 from __future__ import annotations
@@ -108,33 +108,42 @@ def group_advantages(rewards_by_group: Sequence[Mapping[K, float]], rule: Advant
     _check_rewards(rewards_by_group)
     statistics = _statistics(rewards_by_group, rule)
     values = [_normalised(*group) for group in zip(rewards_by_group, statistics, strict=True)]
-    return _finished(values, frozenset(i for i, found in enumerate(statistics) if found is None), statistics, rule)
+    return finished(values, frozenset(i for i, found in enumerate(statistics) if found is None), statistics, rule)
 
 
-def mixed_advantages(
-    rewards_by_group: Sequence[Mapping[K, Sequence[float]]], weights: Sequence[float], rule: AdvantageRule
-) -> Advantages[K]:
-    """The weighted sum of the advantages of several rewards. A group has zero variance if it has in every reward.
+def normalised(
+    rewards_by_group: Sequence[Mapping[K, float]], rule: AdvantageRule
+) -> tuple[list[dict[K, float]], frozenset[int]]:
+    """(reward - mean) / scale of every sample, and the positions of the groups without variance, where it is 0.
 
     Args:
-        rewards_by_group: as in `group_advantages`, but Q rewards of each sample.
-        weights: Q.
-        rule: how each is normalised; clipping and the choice of the best are applied to the sum.
+        rewards_by_group: as in `group_advantages`; a group may be empty.
+        rule: how.
 
     Raises:
         ValueError: as `group_advantages`.
     """
-    sums: list[dict[K, float]] = [dict.fromkeys(group, 0.0) for group in rewards_by_group]
-    silent = frozenset(range(len(rewards_by_group)))
-    for term, weight in enumerate(weights):
-        columns = [{sample: rewards[term] for sample, rewards in group.items()} for group in rewards_by_group]
-        _check_rewards(columns)
-        statistics = _statistics(columns, rule)
-        silent -= {i for i, found in enumerate(statistics) if found is not None}
-        for total, column, found in zip(sums, columns, statistics, strict=True):
-            for sample, advantage in _normalised(column, found).items():
-                total[sample] += weight * advantage
-    return _finished(sums, silent, (), rule)
+    _check_rewards(rewards_by_group)
+    statistics = _statistics(rewards_by_group, rule)
+    values = [_normalised(*group) for group in zip(rewards_by_group, statistics, strict=True)]
+    return values, frozenset(i for i, found in enumerate(statistics) if found is None)
+
+
+def finished(
+    groups: Sequence[Mapping[K, float]],
+    zero_variance: frozenset[int],
+    statistics: tuple[GroupStatistics | None, ...],
+    rule: AdvantageRule,
+) -> Advantages[K]:
+    """The best and worst of each group that has any, clipped, ordered by identity."""
+    values: dict[K, float] = {}
+    middling: set[K] = set()
+    for position, group in enumerate(groups):
+        left_out = set() if position in zero_variance else _middling(group, rule.best_of_n)
+        middling |= left_out
+        values.update({s: _clipped(a, rule.adv_clip_max) for s, a in group.items() if s not in left_out})
+    ordered = {sample: values[sample] for sample in sorted(values)}
+    return Advantages(ordered, zero_variance, statistics, frozenset(middling))
 
 
 def _statistics(
@@ -165,23 +174,6 @@ def _normalised(group: Mapping[K, float], statistics: GroupStatistics | None) ->
     mean, scale = statistics.mean, statistics.scale
     rounding = ROUNDING_ULPS * math.ulp(max(map(abs, group.values())))
     return {s: (reward - mean) / scale if abs(reward - mean) > rounding else 0.0 for s, reward in group.items()}
-
-
-def _finished(
-    groups: Sequence[Mapping[K, float]],
-    zero_variance: frozenset[int],
-    statistics: tuple[GroupStatistics | None, ...],
-    rule: AdvantageRule,
-) -> Advantages[K]:
-    """The best and worst of each group that has any, clipped, ordered by identity."""
-    values: dict[K, float] = {}
-    middling: set[K] = set()
-    for position, group in enumerate(groups):
-        left_out = set() if position in zero_variance else _middling(group, rule.best_of_n)
-        middling |= left_out
-        values.update({s: _clipped(a, rule.adv_clip_max) for s, a in group.items() if s not in left_out})
-    ordered = {sample: values[sample] for sample in sorted(values)}
-    return Advantages(ordered, zero_variance, statistics, frozenset(middling))
 
 
 def _middling(group: Mapping[K, float], best_of_n: int | None) -> set[K]:

@@ -21,8 +21,9 @@ from digenrl.config.algorithm import (
     MixGrpoConfig,
     SlidingWindowConfig,
 )
+from digenrl.config.data import DataConfig, PromptSource
 from digenrl.config.guard import GuardConfig
-from digenrl.config.model import DataConfig, LoraConfig, ModelConfig
+from digenrl.config.model import LoraConfig, ModelConfig
 from digenrl.config.optimizer import OptimizerConfig
 from digenrl.config.rewards import RequestConfig, RewardConfig
 from digenrl.config.run import RunConfig
@@ -54,6 +55,7 @@ __all__ = [
     "ModelConfig",
     "ObserveConfig",
     "OptimizerConfig",
+    "PromptSource",
     "RequestConfig",
     "RewardConfig",
     "RunConfig",

@@ -39,8 +39,8 @@ class GuardConfig(Section):
     )
     gold: tuple[Gold, ...] | None = Field(
         None,
-        description="Rewards that are evaluated and never trained on, by name or with settings as in `rewards`; null: for each trained reward that of another "
-        "engine, if there is one here; []: none.",
+        description="Rewards that are evaluated and never trained on, by name or with settings as in `rewards`; "
+        "null: for each trained reward that of another engine, if there is one here; []: none.",
     )
     prompts: PositiveInt = Field(
         48, description="The first n prompts of an evaluation, whose pictures gold rewards and statistics look at."

@@ -46,10 +46,3 @@ class LoraConfig(Section):
     targets: tuple[str, ...] | None = Field(
         None, description="Name suffixes of the adapted layers; null means the family's published list."
     )
-
-
-class DataConfig(Section):
-    """Prompts to train on and to evaluate on."""
-
-    prompts: str = Field(min_length=1, description="JSONL or text file of prompts, or package:NAME.")
-    held_out: str | None = Field(None, description="Prompts for evaluation only; must share no id with `prompts`.")

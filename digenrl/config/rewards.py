@@ -36,6 +36,12 @@ class RewardConfig(Section):
 
     name: str = Field(description="Registered reward, or python:MODULE:FUNCTION.")
     weight: float = Field(1.0, description="Weight in the sum of rewards.")
+    normalise: Literal["none", "std", "rank"] = Field(
+        "none",
+        description="What is done to the values of this reward before they are summed. std: minus the mean of the "
+        "group, divided by the standard deviation as algorithm.std_scope says; rank: the rank within the group, from 0 "
+        "(lowest) to 1, equal values share the mean of theirs.",
+    )
     label: str | None = Field(
         None, min_length=1, description="What it is called in metrics; null: its name. Needed to use one reward twice."
     )
@@ -66,6 +72,6 @@ class RewardConfig(Section):
         return self.name.rpartition(":")[2] if self.name.startswith(PYTHON_PREFIX) else self.name
 
     def same_values(self, other: RewardConfig) -> bool:
-        """Whether it gives every sample the value that `other` gives, whatever weight and label they have."""
-        aside: dict[str, object] = {"weight": 1.0, "label": None}
+        """Whether it gives every sample the value that `other` gives, whatever becomes of it."""
+        aside: dict[str, object] = {"weight": 1.0, "label": None, "normalise": "none"}
         return self.model_copy(update=aside) == other.model_copy(update=aside)

@@ -7,8 +7,10 @@ from decimal import Decimal
 from pydantic import Field, model_validator
 
 from digenrl.config.algorithm import AlgorithmConfig, FlowGrpoConfig
+from digenrl.config.data import DataConfig
+from digenrl.config.errors import did_you_mean, shown
 from digenrl.config.guard import GuardConfig
-from digenrl.config.model import DataConfig, LoraConfig, ModelConfig
+from digenrl.config.model import LoraConfig, ModelConfig
 from digenrl.config.optimizer import OptimizerConfig
 from digenrl.config.rewards import RewardConfig
 from digenrl.config.schedule import ScheduleConfig
@@ -68,6 +70,13 @@ class RunConfig(Section):
         names = [reward.called for reward in self.rewards]
         if len(set(names)) != len(names):
             raise ValueError(f"rewards: each may be named once, got {names}; give each a label of its own")
+        for source in self.data.all_sources:
+            for name in source.rewards or ():
+                if name not in names:
+                    raise ValueError(
+                        f"data: the source {source.path} names the reward {shown(name)}, which is not among the run's "
+                        f"rewards{did_you_mean(name, names, 'those are')}"
+                    )
         return self
 
     @model_validator(mode="after")
@@ -98,7 +107,7 @@ class RunConfig(Section):
         algorithm = self.algorithm
         if not self.schedule.streams:
             return self
-        if problem := hindrance(algorithm):
+        if problem := hindrance(algorithm, self.rewards):
             raise ValueError(f"schedule.advantage=streaming {problem}, or advantage=group")
         first = algorithm.prompts_per_iteration // algorithm.updates_per_iteration
         if self.stale_groups >= first:

@@ -49,6 +49,7 @@ def schema() -> Node:
         # A section of a file that extends another may name any subset of its keys.
         definition.pop("required", None)
     run["$defs"]["RewardConfig"]["required"] = ["name"]
+    run["$defs"]["PromptSource"]["required"] = ["path"]
     # Without its name, which may come from the base, the same keys may belong to several algorithms.
     algorithm = run["properties"]["algorithm"]
     algorithm["anyOf"] = algorithm.pop("oneOf")

@@ -10,11 +10,13 @@ mean and a scale that the group has in common, all samples take part, and no adv
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 from digenrl.config.algorithm import AlgorithmConfig, DiffusionNftConfig, extreme_of
+from digenrl.config.rewards import RewardConfig
 
 
-def hindrance(algorithm: AlgorithmConfig) -> str | None:
+def hindrance(algorithm: AlgorithmConfig, rewards: Sequence[RewardConfig] = ()) -> str | None:
     """Why advantages cannot be put in afterwards, and what helps, as the middle of a sentence; None: they can."""
     if algorithm.closing_scope != "group":
         return (
@@ -31,6 +33,12 @@ def hindrance(algorithm: AlgorithmConfig) -> str | None:
             "cannot be combined with algorithm.reward_aggregation=advantages: each reward has a mean and a standard "
             "deviation of its own, and would need sums of its own; use reward_aggregation=rewards"
         )
+    for number, reward in enumerate(rewards):
+        if reward.normalise != "none":
+            return (
+                f"cannot be combined with rewards.{number}.normalise={reward.normalise}: what a reward counts is known "
+                f"only when its group is complete; use normalise=none"
+            )
     if isinstance(algorithm, DiffusionNftConfig) and algorithm.adv_mode != "all":
         return (
             f"cannot be combined with algorithm.adv_mode={algorithm.adv_mode}, which makes of an advantage something "

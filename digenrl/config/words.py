@@ -34,6 +34,8 @@ def problems_of(error: ValidationError, value: Any, origin_of: OriginOf) -> list
         path = _key_path(detail)
         if detail["type"] == "too_short" and any(_lies_within(other, path) for other in details):
             continue  # pydantic does not count entries that are wrong themselves
+        if any(_key_path(other)[: len(path)] == path != _key_path(other) for other in details):
+            continue  # it is one of several things, and not this one: what is wrong lies in an entry
         unknown = detail["type"] == "extra_forbidden"
         sentence = unknown_key(path) if unknown else _sentence(detail, path, value)
         sentences.setdefault((path, unknown), f"{sentence} ({origin_of(plain(path))})")
@@ -84,10 +86,17 @@ def _key_path(detail: ErrorDetails) -> KeyPath:
         return (*detail["loc"], "name")
     for part in detail["loc"]:
         if node_at((*path, part)) is None:
+            if _is_label(part, path):
+                continue
             return (*path, part) if detail["type"] == "extra_forbidden" else path
         path = (*path, part)
     # A list that is too short misses an entry; what is wrong is the list.
     return path[:-1] if detail["type"] == "missing" and isinstance(path[-1], int) else path
+
+
+def _is_label(part: str | int, path: KeyPath) -> bool:
+    """Whether this is how pydantic calls one of several things that a key may be, and the rest leads into it."""
+    return isinstance(part, str) and part.startswith("tuple[") and "anyOf" in (node_at(path) or {})
 
 
 def _sentence(detail: ErrorDetails, path: KeyPath, value: Any) -> str:
@@ -99,7 +108,7 @@ def _sentence(detail: ErrorDetails, path: KeyPath, value: Any) -> str:
         if not path:
             return reason
         return f"{key}: {reason}" if children_of(node) else f"{key} {reason}, got {shown(_lookup(value, plain(path)))}"
-    if kind == "missing" and path == detail["loc"]:
+    if kind == "missing" and path[-1:] == detail["loc"][-1:]:
         meaning = node.get("description", "").rstrip(".")
         return f"{key} is missing: it must be {expectation(node)}" + (f" ({meaning})" if meaning else "")
     given = _lookup(value, plain(path))

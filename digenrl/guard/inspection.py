@@ -112,7 +112,7 @@ def inspect_group(trajectory: Trajectory, images: NDArray[np.uint8]) -> Inspecti
     return Inspection(distances=() if distance is None else (distance,))
 
 
-def _scores(reward: Reward, images: NDArray[np.uint8], prompts: Sequence[PromptRecord]) -> list[Score]:
+def _scores(reward: Reward, images: NDArray[np.uint8], prompts: Sequence[PromptRecord]) -> Sequence[Score]:
     try:
         return reward(images, prompts)
     except Exception as error:  # whatever it is, the run does not depend on it

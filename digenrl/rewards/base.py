@@ -7,6 +7,7 @@ missing reward is never 0: 0 is a value.
     Scored, Failed        a value, or why there is none
     Reward, RewardCard    what a reward implements, and what it says of itself
     mean_reward           of the values there are
+    values_by_reward      the same values, each reward alone
     score_of, frames_of, means_of, field_of   for those who implement it
 """
 
@@ -32,11 +33,17 @@ class PromptRecord:
         uid: identity of the prompt; equal texts with different uids are different prompts.
         text: what the text encoders see.
         fields: what rewards need beyond the text, e.g. {"target": "042"} for OCR.
+        rewards: those that its pictures are scored by; None: all rewards of the run.
     """
 
     uid: str
     text: str
     fields: Mapping[str, str] = field(default_factory=dict)
+    rewards: tuple[str, ...] | None = None
+
+    def scored_by(self, reward: str) -> bool:
+        """Whether a reward of the run has a say in its pictures."""
+        return self.rewards is None or reward in self.rewards
 
 
 @dataclass(frozen=True)
@@ -45,11 +52,11 @@ class Scored:
 
     Attributes:
         value: the reward.
-        parts: of a mix, the values of its terms before weighting, in their order.
+        parts: of a mix, the value of each reward by name, before weighting.
     """
 
     value: float
-    parts: tuple[float, ...] = ()
+    parts: Mapping[str, float] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -134,6 +141,18 @@ def mean_reward(scores: Iterable[Score]) -> float:
     """Mean of the values there are, whatever their order; 0 if there are none."""
     values = [score.value for score in scores if isinstance(score, Scored)]
     return math.fsum(values) / len(values) if values else 0.0
+
+
+def values_by_reward(scores: Iterable[Score]) -> dict[str, list[float]]:
+    """Values of each reward alone, before weighting and normalising, by its name in alphabetical order.
+
+    A reward has those of the samples that it scores and that no reward failed.
+    """
+    values: dict[str, list[float]] = {}
+    for score in scores:
+        for name, value in score.parts.items() if isinstance(score, Scored) else ():
+            values.setdefault(name, []).append(value)
+    return dict(sorted(values.items()))
 
 
 def score_of(name: str, value: float) -> Score:

@@ -3,6 +3,9 @@
 RewardMix        the rewards of a run with their weights
 Mixed            what it returns: the sums, and every part for the metrics
 sampled_frames   which frames of a video are looked at
+
+A prompt may name the rewards its pictures are scored by (routing); the others never see them. What becomes of the sums
+and parts within a group is decided in `digenrl.algorithms.mixing`.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 from numpy.typing import NDArray
 
+from digenrl.config.errors import did_you_mean
 from digenrl.config.rewards import RewardConfig
 from digenrl.rewards.base import Failed, PromptRecord, Reward, Score, Scored, score_of
 from digenrl.rewards.registry import make_reward
@@ -24,11 +28,11 @@ class Mixed:
 
     Attributes:
         scores: B weighted sums with their parts; Failed where any part failed.
-        parts: for every reward by name, its B scores before weighting.
+        parts: for every reward by name, its B scores before weighting; None for samples it does not score.
     """
 
     scores: tuple[Score, ...]
-    parts: Mapping[str, tuple[Score, ...]]
+    parts: Mapping[str, tuple[Score | None, ...]]
 
 
 class RewardMix:
@@ -69,32 +73,54 @@ class RewardMix:
             reward.load()
         return self
 
-    def validate(self, prompts: Sequence[PromptRecord]) -> None:
-        """Refuse prompts that any of the rewards could not score; see `Reward.validate`."""
+    def check(self, prompt: PromptRecord) -> None:
+        """Refuse a prompt that the rewards could not score.
+
+        Raises:
+            ValueError: it names a reward that is none of these, or one of its rewards refuses it.
+        """
+        names = [reward.name for reward, _ in self.terms]
+        for name in prompt.rewards or ():
+            if name not in names:
+                raise ValueError(
+                    f"prompt {prompt.uid!r} names the reward {name!r}, which is not among the run's rewards"
+                    f"{did_you_mean(name, names, 'those are')}"
+                )
         for reward, _ in self.terms:
-            reward.validate(prompts)
+            if prompt.scored_by(reward.name):
+                reward.validate([prompt])
 
     def __call__(self, images: NDArray[np.uint8], prompts: Sequence[PromptRecord]) -> Mixed:
-        """Score B samples with every reward.
+        """Score B samples, each with the rewards of its prompt.
 
         Args:
             images: (B, F, H, W, 3) uint8.
-            prompts: B records, in the same order.
+            prompts: B records, in the same order, that `check` does not refuse.
 
         Raises:
-            ValueError: a reward did not return B scores.
+            ValueError: a reward did not return as many scores as it got samples.
         """
         parts = {reward.name: self._score(reward, images, prompts) for reward, _ in self.terms}
         weights = {reward.name: weight for reward, weight in self.terms}
         columns = [dict(zip(parts, column, strict=True)) for column in zip(*parts.values(), strict=True)]
         return Mixed(tuple(_weighted_sum(column, weights) for column in columns), parts)
 
-    def _score(self, reward: Reward, images: NDArray[np.uint8], prompts: Sequence[PromptRecord]) -> tuple[Score, ...]:
-        """The reward's scores, with values that are not finite turned into failures."""
-        scores = reward(images[:, sampled_frames(images.shape[1], self.frames.get(reward.name))], prompts)
-        if len(scores) != len(prompts):
-            raise ValueError(f"reward {reward.name} returned {len(scores)} scores for {len(prompts)} samples")
-        return tuple(score_of(reward.name, s.value) if isinstance(s, Scored) else s for s in scores)
+    def _score(
+        self, reward: Reward, images: NDArray[np.uint8], prompts: Sequence[PromptRecord]
+    ) -> tuple[Score | None, ...]:
+        """The reward's scores of the samples it scores, with values that are not finite turned into failures."""
+        rows = [row for row, prompt in enumerate(prompts) if prompt.scored_by(reward.name)]
+        found: list[Score | None] = [None] * len(prompts)
+        if not rows:
+            return tuple(found)
+        seen = images if len(rows) == len(prompts) else images[rows]
+        seen = seen[:, sampled_frames(images.shape[1], self.frames.get(reward.name))]
+        scores = reward(seen, [prompts[row] for row in rows])
+        if len(scores) != len(rows):
+            raise ValueError(f"reward {reward.name} returned {len(scores)} scores for {len(rows)} samples")
+        for row, score in zip(rows, scores, strict=True):
+            found[row] = score_of(reward.name, score.value) if isinstance(score, Scored) else score
+        return tuple(found)
 
 
 def sampled_frames(frames: int, wanted: int | None) -> NDArray[np.intp]:
@@ -104,11 +130,11 @@ def sampled_frames(frames: int, wanted: int | None) -> NDArray[np.intp]:
     return np.round(np.linspace(0, frames - 1, wanted)).astype(np.intp) if wanted > 1 else np.asarray([frames // 2])
 
 
-def _weighted_sum(scores: Mapping[str, Score], weights: Mapping[str, float]) -> Score:
+def _weighted_sum(scores: Mapping[str, Score | None], weights: Mapping[str, float]) -> Score:
     """Sum of one sample's weighted values, or every reason why there is none."""
     reasons = [f"{name}: {score.reason}" for name, score in scores.items() if isinstance(score, Failed)]
     if reasons:
         return Failed("; ".join(reasons))
     values = {name: score.value for name, score in scores.items() if isinstance(score, Scored)}
     total = score_of("sum of " + ", ".join(values), sum(weights[name] * value for name, value in values.items()))
-    return replace(total, parts=tuple(values.values())) if isinstance(total, Scored) else total
+    return replace(total, parts=values) if isinstance(total, Scored) else total

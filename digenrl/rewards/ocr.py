@@ -115,7 +115,7 @@ class OcrReward(Reward):
 
     def load(self) -> None:
         """See `Reward`."""
-        assert self.recogniser
+        _ = self.recogniser
 
     def validate(self, prompts: Sequence[PromptRecord]) -> None:
         """Refuse prompts without a target; see `Reward`."""

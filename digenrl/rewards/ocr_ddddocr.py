@@ -25,8 +25,8 @@ PACKAGE = "ddddocr"
 MODEL_FILE = "common_old.onnx"
 INPUT_HEIGHT = 64
 MISSING = (
-    "reward ocr_ddddocr needs the package ddddocr; install it with pip install 'digenrl[gold]' wherever workers run, or "
-    "go without it: guard.gold=[]"
+    "reward ocr_ddddocr needs the package ddddocr; install it with pip install 'digenrl[gold]' wherever workers run, "
+    "or go without it: guard.gold=[]"
 )
 
 

@@ -14,7 +14,8 @@ from rich.table import Table
 from digenrl.config import RunConfig
 from digenrl.config.errors import ConfigError
 from digenrl.identity import EVAL_ITERATION, SampleId
-from digenrl.prompts import load_prompts
+from digenrl.prompts import PromptError, load_held_out
+from digenrl.prompts.files import Check
 from digenrl.rewards.base import PromptRecord
 from flows.errors import ExpectedError
 from storage.atomic import write_atomically
@@ -42,21 +43,20 @@ def run(run_name: str, *, prompts: int | None, seed: int | None) -> None:
     """
     directory = RunDirectory.open(home(), run_name)
     config = directory.read_config()
-    records = held_out(config, prompts)
     seed = config.evaluation.seed if seed is None else seed
 
-    # After the checks: these import torch and diffusers, which takes seconds.
     from digenrl.rewards.mix import RewardMix
+
+    reward = RewardMix.of(config.rewards)
+    records = held_out(config, prompts, reward.check)
+
+    # After the checks: these import torch and diffusers, which takes seconds.
     from flows.comparison import compare
     from flows.inference import Inference
     from flows.weights import newest_weights
 
     weights = newest_weights(directory)
-    reward = RewardMix.of(config.rewards).load()
-    try:
-        reward.validate(records)
-    except ValueError as error:
-        raise ConfigError(f"data.held_out={config.data.held_out}: {error}") from None
+    reward.load()
     inference = Inference(config)
     for note in inference.notes:
         typer.echo(f"note: {note}", err=True)
@@ -72,18 +72,21 @@ def run(run_name: str, *, prompts: int | None, seed: int | None) -> None:
     typer.echo(str(path))
 
 
-def held_out(config: RunConfig, count: int | None) -> Sequence[PromptRecord]:
-    """The first `count` held-out prompts; None: as many as configured.
+def held_out(config: RunConfig, count: int | None, check: Check) -> Sequence[PromptRecord]:
+    """The first `count` held-out prompts; None: as many as configured. `check` is asked about each.
 
     Raises:
-        ConfigError: the run has none.
+        ConfigError: the run has none, or one is refused.
     """
-    if config.data.held_out is None:
+    if not config.data.holds_out:
         raise ConfigError("data.held_out is not set: this run has no prompts to be evaluated on")
     wanted = config.evaluation.prompts if count is None else count
     if wanted == 0:
         raise ConfigError("evaluation.prompts=0: this run is not evaluated; say how many prompts with --prompts")
-    records = load_prompts(config.data.held_out)
+    try:
+        records = load_held_out(config.data, check)
+    except PromptError as error:
+        raise ConfigError(f"{config.data.held_out_origin}: {error}") from None
     if wanted > len(records):
         typer.echo(f"note: {wanted} prompts were asked for, {len(records)} there are: all are used", err=True)
     return records[:wanted]

@@ -48,7 +48,7 @@ def facts(config: RunConfig) -> tuple[str, ...]:
     """Rewards; what is trained; groups and their size; trained of all steps; pixels and frames; a worker's GPU."""
     algorithm, model, lora = config.algorithm, config.model, config.lora
     return (
-        ", ".join(term.name for term in config.rewards),
+        ", ".join(term.called for term in config.rewards),
         f"LoRA {lora.rank}/{lora.alpha}",
         f"{algorithm.prompts_per_iteration}x{algorithm.samples_per_prompt}",
         f"{runspec.trained_step_count(config)} of {algorithm.num_steps}",

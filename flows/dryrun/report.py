@@ -164,7 +164,7 @@ def _samples(config: RunConfig) -> str:
 
 
 def _rewards(config: RunConfig) -> str:
-    return " + ".join(term.name for term in config.rewards)
+    return " + ".join(term.called for term in config.rewards)
 
 
 def _workers(config: RunConfig) -> str:

@@ -180,6 +180,23 @@ BAD_INPUTS: tuple[BadInput, ...] = (
         ("data.held_out=p.jsonl must share no id", "'a'"),
         {"p.jsonl": GOOD_PROMPT},
     ),
+    BadInput(
+        "prompt for a reward that the run does not have",
+        ("train", "tiny-smoke", "data.prompts=p.jsonl"),
+        ("data.prompts: p.jsonl, line 2", "the reward 'orc'", "did you mean ocr?"),
+        {"p.jsonl": GOOD_PROMPT + b'{"id": "b", "text": "042", "target": "042", "rewards": ["orc"]}\n'},
+    ),
+    BadInput(
+        "source without path",
+        ("train", "tiny-smoke", "data.prompts=[{weight: 2}]"),
+        ("data.prompts.0.path is missing",),
+    ),
+    BadInput(
+        "prompt without quotation marks",
+        ("train", "tiny-smoke", "data.prompts=[{path: p.txt, target: quoted}]"),
+        ("data.prompts: p.txt, line 2", "nothing in the prompt stands in quotation marks"),
+        {"p.txt": b'"042"\n043\n'},
+    ),
     BadInput("misspelt reward", ("train", "tiny-smoke", "rewards.0.name=orc"), ("'orc'", "did you mean ocr?")),
     BadInput("misspelt model", ("train", "tiny-smoke", "model.path=package:tiny-sd"), ("model.path", "tiny-sd3")),
     BadInput("missing model", ("train", "tiny-smoke", "model.path=./model"), ("model.path", "./model")),

@@ -292,6 +292,7 @@ def test_mlflow_has_the_run_with_one_value_per_step(finished: Finished, tmp_path
         else:
             assert steps == ([0, 2] if name.startswith(("eval/", "guard/")) else [0, 1]), name
     wanted = {"reward/mean", "reward/std", "reward/p50", "eval/reward_mean", "train/grad_norm", "train/ratio"}
+    wanted |= {"reward/ocr/mean", "reward/ocr/std", "eval/ocr/mean"}
     wanted |= {"bubble/samples", "bubble/weights", "bubble/std_scope", "bubble/orchestration"}
     wanted |= {"guard/state", "guard/edges", "guard/failed_state", "train/diversity"}
     wanted |= {"samples/per_second", "utilisation/worker_0", "utilisation/worker_1", "iteration/seconds"}

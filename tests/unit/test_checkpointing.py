@@ -13,6 +13,7 @@ import torch
 
 from digenrl.config.load import ConfigError, load_config
 from digenrl.policy import NumberedAdapter
+from digenrl.prompts import load_prompts
 from flows.checkpointing import Checkpointer, check_resumable, restore
 from flows.history import History
 from storage import checkpoints
@@ -30,7 +31,7 @@ class Run:
         config = load_config("tiny-smoke", ["iterations=9", f"checkpoint.every={every}"])
         self.root = root
         self.history = History()
-        self.checkpointer = Checkpointer(root, config, self.history)
+        self.checkpointer = Checkpointer(root, config, self.history, load_prompts(config.data.prompts))
         self.checkpointer.extra["mlflow_run_id"] = "abc"
 
     def publish(self, version: int) -> None:
@@ -187,7 +188,9 @@ def stopped(tmp_path_factory: pytest.TempPathFactory) -> RunDirectory:
 
 def save(directory: RunDirectory, iterations: int, evaluated: Sequence[int]) -> None:
     """Save what a run that has come so far would save."""
-    checkpointer = Checkpointer(directory.checkpoints, directory.read_config(), history := History())
+    config = directory.read_config()
+    prompts = load_prompts(config.data.prompts)
+    checkpointer = Checkpointer(directory.checkpoints, config, history := History(), prompts)
     for version in evaluated:
         history.evaluated(Evaluation(version, {}, {}))
     theta = iterations * UPDATES
@@ -229,6 +232,39 @@ def test_what_would_make_another_run_is_refused(stopped: RunDirectory, override:
         check_resumable(stopped, load_config(str(stopped.config_path), [override]))
     assert fragment in str(refused.value)
     assert f"set it back in {stopped.config_path}" in str(refused.value)
+
+
+def test_the_cursor_says_how_far_each_source_has_come(tmp_path: Path) -> None:
+    directory = weighted_run(tmp_path)
+    save(directory, 5, [])
+    info = checkpoints.latest(directory.checkpoints)
+    assert info is not None
+    saved = checkpoints.load(info).state["data"]
+    assert (saved["prompts"], saved["taken"]) == (30, [15, 5]), "20 prompts, three of four from the first source"
+
+
+def test_prompts_that_changed_make_another_run(tmp_path: Path) -> None:
+    directory = weighted_run(tmp_path)
+    save(directory, 1, [])
+    config = directory.read_config()
+    check_resumable(directory, config)
+    with (tmp_path / "b.txt").open("a") as file:
+        file.write("one more\n")
+    with pytest.raises(
+        ConfigError, match=r"a\.txt, .*b\.txt no longer holds the prompts .* \(30 then, 31 now\); put the"
+    ):
+        check_resumable(directory, config)
+
+
+def weighted_run(folder: Path) -> RunDirectory:
+    """A run with two sources of 20 and 10 prompts, weights 3 and 1."""
+    for name, size in (("a", 20), ("b", 10)):
+        (folder / f"{name}.txt").write_text("".join(f"{name} {i}\n" for i in range(size)))
+    sources = f"[{{path: {folder}/a.txt, weight: 3}}, {{path: {folder}/b.txt}}]"
+    config = load_config(
+        "tiny-smoke", ["iterations=9", f"data.prompts={sources}", "rewards.0.name=jpeg_compressibility"]
+    )
+    return RunDirectory.create(folder / "home", "tiny-smoke", config)
 
 
 def test_a_run_is_complete_with_its_last_iteration_and_evaluation(tmp_path: Path) -> None:

@@ -158,7 +158,7 @@ def test_possible_addresses(files: Path, address: str) -> None:
 def test_prompts_without_what_the_reward_needs_are_refused(files: Path) -> None:
     prompts(files / "held_out.jsonl", range(20, 30), target="answer")
     (problem,) = refusal("guard.gold=[]")
-    assert problem.startswith("data.held_out lacks what the reward ocr needs")
+    assert problem.startswith("data.held_out: held_out.jsonl, line 1: reward ocr: prompt 'n20' has no field 'target'")
     assert "n20" in problem and "target" in problem
 
 
@@ -193,11 +193,15 @@ def test_a_home_that_is_a_file_is_refused(files: Path) -> None:
         ("evaluation.prompts=200", "exceeds the 10 held-out prompts: all of them are used"),
         ("algorithm.prompts_per_iteration=24", "exceeds the 20 prompts"),
         ("data.held_out=null", "data.held_out is not set"),
+        (
+            "data.prompts=[{path: train.jsonl, rewards: [ocr]}]",
+            "no training prompt names 'jpeg_compressibility': nothing is trained on it",
+        ),
         ("model.path=stabilityai/stable-diffusion-3.5-medium", "will be downloaded"),
     ],
 )
 def test_what_may_not_be_meant_is_a_note(files: Path, override: str, fragment: str) -> None:
-    (note,) = notes_of(override)
+    (note,) = notes_of("rewards=[{name: ocr}, {name: jpeg_compressibility}]", override)
     assert fragment in note
 
 

@@ -96,7 +96,9 @@ def test_an_algorithm_may_draw_more_steps_than_it_trains_along_a_schedule_of_its
 
 
 def _scored(group: int, *parts: tuple[float, ...]) -> dict[SampleId, Scored]:
-    return {SampleId(0, 0, group, i): Scored(sum(values), values) for i, values in enumerate(parts)}
+    names = ("ocr", "jpeg_compressibility")
+    named = [dict(zip(names, values, strict=False)) for values in parts]
+    return {SampleId(0, 0, group, i): Scored(sum(values.values()), values) for i, values in enumerate(named)}
 
 
 def test_advantages_are_of_the_sum_of_rewards_or_of_each() -> None:
@@ -109,6 +111,11 @@ def test_advantages_are_of_the_sum_of_rewards_or_of_each() -> None:
     )
     assert [round(a, 3) for a in of_sum.values.values()] == [1.225, -1.225, 0.0]
     assert list(of_each.values.values()) == pytest.approx([0, 0, 0], abs=1e-3)
+    ranked = _config(
+        "rewards=[{name: ocr, normalise: rank}, {name: jpeg_compressibility, weight: 0.5, normalise: rank}]"
+    )
+    found = runspec.advantages_of(ranked, groups).values.values()
+    assert [round(a, 3) for a in found] == [-1.224, 1.224, 0.0], "ranks are of equal size, so the weights decide"
 
 
 def test_everybody_who_takes_no_part_is_excluded_with_a_reason() -> None:

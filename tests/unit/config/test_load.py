@@ -271,7 +271,7 @@ def test_errors_name_the_file_and_line_where_the_value_was_written(tmp_path: Pat
 def test_missing_keys_say_what_they_are_for(tmp_path: Path) -> None:
     message = refusal(write(tmp_path, "data: {held_out: x}\nrewards: [{name: ocr}]\n"))
     assert "data.prompts is missing" in message
-    assert "JSONL or text file" in message
+    assert "Prompts to train on: a .txt, .jsonl" in message
 
 
 def test_all_errors_are_listed_and_five_are_shown(tmp_path: Path) -> None:

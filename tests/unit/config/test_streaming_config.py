@@ -58,6 +58,12 @@ def test_auto_waits_for_the_group() -> None:
             "cannot be combined with algorithm.reward_aggregation=advantages: each reward has a mean",
         ),
         (
+            ["rewards=[{name: ocr, normalise: rank}]"],
+            "cannot be combined with rewards.0.normalise=rank: what a reward counts is known only when its group is "
+            "complete; use normalise=none, or advantage=group",
+        ),
+        (["rewards=[{name: ocr, normalise: std}]"], "cannot be combined with rewards.0.normalise=std"),
+        (
             ["algorithm.name=flow_dppo", "algorithm.std_scope=update"],
             "cannot be combined with algorithm.std_scope=update",
         ),

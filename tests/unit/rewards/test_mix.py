@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,6 +12,7 @@ from digenrl.data.numbers import CLEAN, render
 from digenrl.rewards.base import Failed, PromptRecord, Reward, Score, Scored
 from digenrl.rewards.jpeg import JpegCompressibility, JpegIncompressibility
 from digenrl.rewards.mix import RewardMix, sampled_frames
+from digenrl.rewards.ocr import OcrReward
 
 PROMPTS = [PromptRecord(f"n{n}", n, {"target": n}) for n in ("042", "137")]
 IMAGES = render(["042", "197"], [CLEAN, CLEAN])[:, None]
@@ -43,7 +45,10 @@ def test_scores_are_the_weighted_sum_and_parts_are_kept_unweighted() -> None:
 def test_a_failed_part_fails_its_sample_alone_and_is_named() -> None:
     part = Given("server", [Failed("HTTP 500"), Scored(0.25)])
     mixed = RewardMix([(JpegIncompressibility(), 0.0), (part, 1.0)])(IMAGES, PROMPTS)
-    assert mixed.scores == (Failed("server: HTTP 500"), Scored(0.25, parts=(1.0, 0.25)))
+    assert mixed.scores == (
+        Failed("server: HTTP 500"),
+        Scored(0.25, parts={"jpeg_incompressibility": 1.0, "server": 0.25}),
+    )
     assert isinstance(mixed.parts["jpeg_incompressibility"][0], Scored)
 
 
@@ -57,7 +62,7 @@ def test_a_part_that_is_not_finite_fails_even_with_weight_zero(value: float) -> 
     mixed = RewardMix([(Given("broken", [Scored(value), Scored(1.0)]), 0.0)])(IMAGES, PROMPTS)
     assert isinstance(mixed.scores[0], Failed) and "broken" in mixed.scores[0].reason
     assert isinstance(mixed.parts["broken"][0], Failed)
-    assert mixed.scores[1] == Scored(0.0, parts=(1.0,))
+    assert mixed.scores[1] == Scored(0.0, parts={"broken": 1.0})
 
 
 def test_a_sum_that_overflows_fails() -> None:
@@ -70,11 +75,39 @@ def test_a_reward_that_loses_samples_is_an_error() -> None:
         RewardMix([(Given("short", [Scored(1.0)]), 1.0)])(IMAGES, PROMPTS)
 
 
-def test_validation_asks_every_reward() -> None:
+def test_a_prompt_is_checked_by_its_rewards_alone() -> None:
     mix = RewardMix.of(rewards(jpeg_compressibility=1.0, ocr=1.0))
-    mix.validate(PROMPTS)
-    with pytest.raises(ValueError, match="no target here"):
-        mix.validate([*PROMPTS, PromptRecord("no target here", "042")])
+    mix.check(PROMPTS[0])
+    mix.check(PromptRecord("routed", "a cat", rewards=("jpeg_compressibility",)))
+    with pytest.raises(ValueError, match="'no target here' has no field 'target'"):
+        mix.check(PromptRecord("no target here", "042"))
+    with pytest.raises(ValueError, match=r"'n1' names the reward 'orc', which is not among .*; did you mean ocr\?"):
+        mix.check(PromptRecord("n1", "042", {"target": "042"}, ("orc",)))
+
+
+def test_a_reward_sees_only_the_pictures_that_are_routed_to_it() -> None:
+    class Counting(Given):
+        def __call__(self, images: np.ndarray, prompts: Sequence[PromptRecord]) -> list[Score]:
+            assert np.array_equal(images, IMAGES[1:]) and prompts == [routed]
+            return [Scored(0.5)]
+
+    routed = replace(PROMPTS[1], rewards=("counting", "ocr"))
+    mix = RewardMix([(OcrReward(), 1.0), (Counting("counting", []), 4.0)])
+    mixed = mix(IMAGES, [replace(PROMPTS[0], rewards=("ocr",)), routed])
+    closeness = pytest.approx(2 / 3)
+    assert mixed.parts == {"ocr": (Scored(1.0), Scored(closeness)), "counting": (None, Scored(0.5))}
+    assert mixed.scores[0] == Scored(1.0, {"ocr": 1.0})
+    assert mixed.scores[1] == Scored(pytest.approx(2 + 2 / 3), {"ocr": closeness, "counting": 0.5})
+
+
+def test_a_reward_that_no_picture_is_routed_to_is_not_called() -> None:
+    class Never(Given):
+        def __call__(self, images: np.ndarray, prompts: Sequence[PromptRecord]) -> list[Score]:
+            raise AssertionError("called")
+
+    mix = RewardMix([(JpegCompressibility(), 1.0), (Never("never", []), 1.0)])
+    mixed = mix(IMAGES, [replace(prompt, rewards=("jpeg_compressibility",)) for prompt in PROMPTS])
+    assert mixed.parts["never"] == (None, None) and all(isinstance(score, Scored) for score in mixed.scores)
 
 
 def test_a_mix_needs_rewards_and_each_once() -> None:

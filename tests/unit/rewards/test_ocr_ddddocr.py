@@ -42,7 +42,9 @@ def test_a_blank_picture_reads_as_nothing(judge: DdddocrReward) -> None:
 
 
 def test_only_the_weights_of_the_package_are_used() -> None:
-    code = "import sys; from digenrl.rewards.ocr_ddddocr import DdddocrReward; DdddocrReward().load(); print(*sys.modules)"
+    code = (
+        "import sys; from digenrl.rewards.ocr_ddddocr import DdddocrReward; DdddocrReward().load(); print(*sys.modules)"
+    )
     loaded = subprocess.run([sys.executable, "-c", code], check=True, capture_output=True, text=True).stdout.split()
     assert "onnxruntime" in loaded and not {"cv2", "torchvision", "torch", "ddddocr"} & set(loaded)
 
