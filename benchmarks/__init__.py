@@ -2,6 +2,7 @@
 
 learn     does it learn: held-out reward of tiny-ocr over several seeds (docs/learning.md)
 prompts   opening a million prompts: time and memory (docs/data.md)
+rewards   what rewards cost, alone, served, and how much of it a run waits for (docs/rewards.md)
 overhead  what orchestration costs, against the plain loop (docs/performance.md)
 
     overhead_probe     a process per layout, kept for all runs of it

@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import random
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Literal
 
@@ -45,17 +46,30 @@ class SampleId:
 class MicroBatchId:
     """A canonical micro-batch: `index` counts within the iteration (train) or within one evaluation (eval).
 
-    For phase "eval", `iteration` is the version of the weights that is evaluated.
+    For phase "eval", `iteration` is the version of the weights that is evaluated. `draws` are the draws of its samples,
+    in batch order; empty: all 0. A micro-batch some of whose samples are drawn again is another one.
     """
 
     phase: Phase
     iteration: int
     index: int
+    draws: tuple[int, ...] = ()
 
     @property
     def label(self) -> str:
-        """Short name for people: `i10 m3`, or `eval v10 m3`."""
-        return f"i{self.iteration} m{self.index}" if self.phase == "train" else f"eval v{self.iteration} m{self.index}"
+        """Short name for people: `i10 m3`, `i10 m3 draw 1`, or `eval v10 m3`."""
+        name = f"i{self.iteration} m{self.index}" if self.phase == "train" else f"eval v{self.iteration} m{self.index}"
+        return f"{name} draw {self.draw}" if self.draws else name
+
+    @property
+    def draw(self) -> int:
+        """How often some of its samples have been drawn again."""
+        return max(self.draws, default=0)
+
+    def redrawn(self, failed: Sequence[bool]) -> MicroBatchId:
+        """The micro-batch in which the samples that failed, by batch order, are drawn once more."""
+        draws = self.draws or (0,) * len(failed)
+        return replace(self, draws=tuple(n + again for n, again in zip(draws, failed, strict=True)))
 
 
 def seed_of(*parts: str | int) -> int:

@@ -105,7 +105,7 @@ class _Run:
 
     def __init__(self, config: RunConfig) -> None:
         self.config = config
-        self.reward = RewardMix.of({reward.name: reward.weight for reward in config.rewards})
+        self.reward = RewardMix.of(config.rewards).load()
         self.data = load_data(config.data, self.reward.check)
         self.shape = runspec.shape(config, len(self.data.held_out))
         model = load_model(config.model, config.cluster.device)
@@ -120,15 +120,8 @@ class _Run:
         done = IterationResult(iteration)
         trajectories: dict[MicroBatchId, Trajectory] = {}
         for micro_batch in self.shape.micro_batches(iteration):
-            started = time.perf_counter()
-            version = self.shape.version_of(micro_batch)
-            trajectory, images = self.roll_out(micro_batch, version, versions[version])
-            done.seconds["rollout"] += time.perf_counter() - started
-            started = time.perf_counter()
-            done.scores |= self.score(trajectory, images)
-            done.seconds["score"] += time.perf_counter() - started
-            done.hashes[micro_batch] = rollout_hash(trajectory, images)
-            trajectories[micro_batch] = trajectory
+            trajectory = self.sample(done, micro_batch, versions)
+            trajectories[trajectory.micro_batch] = trajectory
         self._check_failures(done)
         started = time.perf_counter()
         first = self.shape.theta_of_version(iteration) + 1
@@ -139,6 +132,25 @@ class _Run:
         result.previous = versions[iteration]
         result.behaviour = self.behaviour(result.behaviour, result.adapter)
         return done
+
+    def sample(
+        self, done: IterationResult, micro_batch: MicroBatchId, versions: Mapping[int, NumberedAdapter]
+    ) -> Trajectory:
+        """Roll out and score a micro-batch; its samples that fail are drawn again as often as is configured."""
+        version, known = self.shape.version_of(micro_batch), dict[SampleId, Score]()
+        while True:
+            started = time.perf_counter()
+            trajectory, images = self.roll_out(micro_batch, version, versions[version])
+            done.seconds["rollout"] += time.perf_counter() - started
+            started = time.perf_counter()
+            known |= self.score(trajectory, images)
+            done.seconds["score"] += time.perf_counter() - started
+            done.hashes[micro_batch] = rollout_hash(trajectory, images)
+            failed = [isinstance(known[sample], Failed) for sample in trajectory.samples]
+            if not any(failed) or micro_batch.draw >= runspec.redraws_of(self.config):
+                done.scores |= {sample: known[sample] for sample in trajectory.samples}
+                return trajectory
+            micro_batch = micro_batch.redrawn(failed)
 
     def behaviour(self, old: NumberedAdapter, current: NumberedAdapter) -> NumberedAdapter:
         """What generates the samples of the next iteration, `old` having generated those of the last."""

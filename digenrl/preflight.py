@@ -16,12 +16,12 @@ from pathlib import Path
 
 from digenrl.config import ClusterConfig, DataConfig, RewardConfig, RunConfig, TrackingConfig
 from digenrl.config.data import described
-from digenrl.config.errors import ConfigError, did_you_mean, nearest, shown
+from digenrl.config.errors import ConfigError, nearest, shown
 from digenrl.preflight_model import check_model
 from digenrl.prompts import PromptError, PromptSet, load_data, load_held_out, load_prompts
 from digenrl.rewards.base import PromptRecord
 from digenrl.rewards.mix import RewardMix
-from digenrl.rewards.registry import reward_names
+from digenrl.rewards.registry import make_reward
 
 #: What a worker process holds before it has loaded a model: Python with torch and diffusers.
 WORKER_GIB = 0.7
@@ -63,11 +63,13 @@ def check(config: RunConfig, home: Path | None = None) -> list[str]:
 
 def _check_prompts(config: RunConfig, problems: list[str], notes: list[str]) -> None:
     data = config.data
-    unknown = [problem for reward in config.rewards for problem in _name_problems(reward)]
+    unusable: list[str] = []
+    for index, reward in enumerate(config.rewards):
+        _check_reward(f"rewards.{index}", reward, unusable, notes, here=config.cluster.address == "local")
     # What prompts need to say depends on the rewards: without those, only their form can be checked.
-    check = None if unknown else _RewardCheck(config)
+    check = None if unusable else _RewardCheck(config)
     train, held_out, idle = _load(data, problems, check)
-    problems += unknown
+    problems += unusable
     wanted = config.algorithm.prompts_per_iteration
     if train is not None and len(train) < wanted:
         notes.append(
@@ -84,8 +86,8 @@ class _RewardCheck:
     """Asks the run's rewards about prompts, and remembers which of them a prompt has named."""
 
     def __init__(self, config: RunConfig) -> None:
-        self._mix = RewardMix.of({reward.name: reward.weight for reward in config.rewards})
-        self.idle = [reward.name for reward in config.rewards]
+        self._mix = RewardMix.of(config.rewards)
+        self.idle = [reward.called for reward in config.rewards]
 
     def __call__(self, prompt: PromptRecord) -> None:
         self._mix.check(prompt)
@@ -140,11 +142,13 @@ def _evaluation_notes(config: RunConfig, held_out: Sequence[PromptRecord] | None
     return []
 
 
-def _name_problems(reward: RewardConfig) -> list[str]:
-    if reward.name in reward_names():
-        return []
-    hint = did_you_mean(reward.name, reward_names(), "rewards")
-    return [f"rewards: {shown(reward.name)} is not a registered reward{hint}"]
+def _check_reward(key: str, reward: RewardConfig, problems: list[str], notes: list[str], *, here: bool) -> None:
+    """Append what is wrong with a reward. What workers elsewhere may reach is only noted unless they are `here`."""
+    try:
+        if (problem := make_reward(reward).problem()) is not None:
+            (problems if here else notes).append(f"{key}: {problem}")
+    except ValueError as error:
+        problems.append(f"{key}: {error}")
 
 
 def _cluster_problems(cluster: ClusterConfig) -> list[str]:

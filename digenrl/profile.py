@@ -159,7 +159,7 @@ class _Bench:
     def decode_and_score_s(self) -> tuple[float, float]:
         """Decoding a micro-batch, and scoring what comes out."""
         images = self._policy.model.decode(self._start.latents).images.numpy()
-        reward = RewardMix.of({term.name: term.weight for term in self._config.rewards})
+        reward = RewardMix.of(self._config.rewards).load()
         decode_s = self._time(lambda: self._policy.model.decode(self._start.latents))
         # Rewards may use threads of their own.
         return decode_s, self._time(lambda: reward(images, self._prompts), clock=time.perf_counter)

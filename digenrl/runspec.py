@@ -3,6 +3,7 @@
     shape              how the run is cut into units, every `auto` resolved
     geometry           size of the samples
     adapter_seed       seed of the initial adapter
+    redraws_of         how often failed samples are drawn again
     normaliser         nominal (sample, step) pairs of one optimiser step
     rollout_spec       the rollout of one micro-batch, for training or evaluation
     prompts_of         the prompt of every sample of a micro-batch
@@ -106,6 +107,11 @@ def adapter_seed(config: RunConfig) -> int:
     return seed_of("run", config.seed, "adapter")
 
 
+def redraws_of(config: RunConfig) -> int:
+    """How often samples without a reward are drawn again before they are left out."""
+    return config.gates.max_redraws if config.gates.on_failed == "redraw" else 0
+
+
 def normaliser(config: RunConfig) -> int:
     """groups * G * K of one optimiser step: what its loss is divided by, whatever failed."""
     algorithm = config.algorithm
@@ -187,7 +193,7 @@ def _mixed(config: RunConfig, groups: Sequence[Mapping[SampleId, Scored]]) -> Ad
     rule, aggregation = _rule(config), config.algorithm.reward_aggregation
     if aggregation == "rewards" and all(reward.normalise == "none" for reward in config.rewards):
         return group_advantages([{sample: score.value for sample, score in group.items()} for group in groups], rule)
-    terms = [Term(reward.name, reward.weight, reward.normalise) for reward in config.rewards]
+    terms = [Term(reward.called, reward.weight, reward.normalise) for reward in config.rewards]
     parts = [{sample: score.parts for sample, score in group.items()} for group in groups]
     return (mixed_advantages if aggregation == "advantages" else summed_advantages)(parts, terms, rule)
 
@@ -271,6 +277,7 @@ def scheduler_of(config: RunConfig, run_shape: RunShape, costs: CostModel | None
         advantage_rule(config),
         std_scope=config.algorithm.closing_scope,
         max_failed_share=config.gates.max_failed_share,
+        redraws=redraws_of(config),
         max_bad_updates=config.gates.max_bad_updates,
         gap=schedule.gap,
         costs=costs,

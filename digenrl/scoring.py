@@ -23,7 +23,7 @@ NON_FINITE = Failed("non-finite image")
 def score_micro_batch(
     reward: RewardMix, trajectory: Trajectory, images: NDArray[np.uint8], prompts: Sequence[PromptRecord]
 ) -> dict[SampleId, Score]:
-    """Result of every sample.
+    """Result of every sample; of a micro-batch some of whose samples were drawn again, of those drawn last.
 
     A sample whose decoded image was not finite has failed; the rewards are not shown the pixels that stand for it.
 
@@ -34,9 +34,10 @@ def score_micro_batch(
         prompts: B records.
     """
     finite = trajectory.finite.tolist()
-    shown = [row for row, good in enumerate(finite) if good]
+    due = [row for row, sample in enumerate(trajectory.samples) if sample.draw == trajectory.micro_batch.draw]
+    shown = [row for row in due if finite[row]]
     found = reward(images[shown], [prompts[row] for row in shown]).scores if shown else ()
-    scores: dict[SampleId, Score] = dict.fromkeys(trajectory.samples, NON_FINITE)
+    scores: dict[SampleId, Score] = dict.fromkeys((trajectory.samples[row] for row in due), NON_FINITE)
     for row, score in zip(shown, found, strict=True):
         scores[trajectory.samples[row]] = score
     return scores

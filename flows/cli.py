@@ -27,6 +27,8 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at configurations: show, schema, explain.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+rewards_app = typer.Typer(help="Look at rewards: list, check.", no_args_is_help=True)
+app.add_typer(rewards_app, name="rewards")
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Changes to the preset, e.g. iterations=20 optimizer.learning_rate=3e-4.")
@@ -195,6 +197,54 @@ def doctor(debug: Debug = False) -> None:
     from flows.commands.doctor import run
 
     guarded(run, debug)
+
+
+@app.command(
+    "reward-server",
+    add_help_option=False,  # the server, which must run where typer is not installed, reads its arguments itself
+    context_settings={"allow_extra_args": True, "ignore_unknown_options": True},
+)
+def reward_server(context: typer.Context) -> None:
+    """Serve a reward over HTTP, for scorers that need an environment of their own."""
+    from digenrl.rewards.server import main as serve_reward
+
+    guarded(lambda: serve_reward(context.args, "digenrl reward-server"), debug=False)
+
+
+@rewards_app.command("list")
+def rewards_list(debug: Debug = False) -> None:
+    """List the rewards: range, media, licence, where the weights come from."""
+    from flows.commands.rewards import show
+
+    guarded(show, debug)
+
+
+@rewards_app.command("check")
+def rewards_check(
+    name: Annotated[str, typer.Argument(help="Registered reward, or python:MODULE:FUNCTION.")],
+    image: Annotated[str, typer.Option(help="Picture: a file or an address.")],
+    settings: Annotated[list[str] | None, typer.Argument(help="Settings of the reward, e.g. path=OWNER/NAME.")] = None,
+    prompt: Annotated[str, typer.Option(help="Text of the prompt.")] = "",
+    field: Annotated[list[str] | None, typer.Option(help="KEY=VALUE of the prompt record; may be repeated.")] = None,
+    expect: Annotated[float | None, typer.Option(help="The published value.")] = None,
+    tolerance: Annotated[float, typer.Option(help="How far the value may be away.", min=0)] = 1e-3,
+    debug: Debug = False,
+) -> None:
+    """Score one picture; with --expect, fail if the value is another one."""
+    from flows.commands.rewards import check
+
+    guarded(
+        lambda: check(
+            name,
+            settings or [],
+            image=image,
+            prompt=prompt,
+            fields=field or [],
+            expect=expect,
+            tolerance=tolerance,
+        ),
+        debug,
+    )
 
 
 @config_app.command("show")

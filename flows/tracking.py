@@ -90,6 +90,7 @@ def iteration_metrics(report: IterationReport) -> dict[str, float]:
     """What MLflow shows of one iteration."""
     metrics = row_metrics(IterationRow.of(report)) | {
         "samples/failed": float(len(report.scores) - len(report.rewards)),
+        "samples/failed_share": (len(report.scores) - len(report.rewards)) / max(len(report.scores), 1),
         "update/skipped": float(report.skipped_updates),
         "update/pairs_trained": float(report.trained),
         "update/pairs_excluded": float(sum(report.excluded.values())),

@@ -23,18 +23,15 @@ from numpy.typing import NDArray
 
 from digenrl.config import RewardConfig, RunConfig
 from digenrl.identity import SampleId
-from digenrl.rewards.base import PromptRecord, Score, Scored
+from digenrl.rewards.base import PromptRecord, Reward, Score, Scored
 from digenrl.rewards.registry import REWARDS
 from workers import replica
 
 
-class FaultyReward:
+class FaultyReward(Reward):
     """Mean brightness, after what the first prompt's fault asks for."""
 
     name = "faulty"
-
-    def validate(self, prompts: Sequence[PromptRecord]) -> None:
-        """Every prompt will do."""
 
     def __call__(self, images: NDArray[np.uint8], prompts: Sequence[PromptRecord]) -> list[Score]:
         """See Reward."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from digenrl.contributions import UnitMetrics
 from digenrl.identity import SampleId
@@ -75,9 +75,17 @@ class Meter:
         if isinstance(unit, TrainUnit):
             self._training[micro_batch.iteration][unit] = receipt.training
         if isinstance(receipt.outcome, ScoresDone):
-            self._scores[micro_batch.iteration].update(receipt.outcome.scores)
+            self._keep_scores(micro_batch.iteration, receipt.outcome.scores)
         if isinstance(unit, RolloutUnit) and receipt.fingerprint:
             self._prints[micro_batch.iteration][micro_batch.label] = receipt.fingerprint
+
+    def _keep_scores(self, iteration: int, found: Mapping[SampleId, Score]) -> None:
+        """Of a sample that is drawn again, only the last draw counts."""
+        scores = self._scores[iteration]
+        for sample, score in found.items():
+            for draw in range(sample.draw):
+                scores.pop(replace(sample, draw=draw), None)
+            scores[sample] = score
 
     def take_previews(self, version: int) -> dict[int, bytes]:
         """Pictures of the evaluation of `version`, by prompt index; forgotten afterwards."""

@@ -76,7 +76,7 @@ class Replica:
         self.config = setup.config
         self.shape = runspec.shape(setup.config, setup.held_out, setup.start_iteration)
         self.policy = policy or load_policy(setup.config)
-        self.reward = RewardMix.of({term.name: term.weight for term in setup.config.rewards})
+        self.reward = RewardMix.of(setup.config.rewards).load()
         self._embeddings = EmbeddingCache(self.policy.model)
         self._weights = Weights(setup.config, self.policy)
         self._rollouts: dict[MicroBatchId, RolloutState] = {}

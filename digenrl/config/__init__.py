@@ -22,8 +22,9 @@ from digenrl.config.algorithm import (
     SlidingWindowConfig,
 )
 from digenrl.config.data import DataConfig, PromptSource
-from digenrl.config.model import LoraConfig, ModelConfig, RewardConfig
+from digenrl.config.model import LoraConfig, ModelConfig
 from digenrl.config.optimizer import OptimizerConfig
+from digenrl.config.rewards import RequestConfig, RewardConfig
 from digenrl.config.run import RunConfig
 from digenrl.config.schedule import ObserveConfig, ScheduleConfig
 from digenrl.config.section import Section
@@ -53,6 +54,7 @@ __all__ = [
     "ObserveConfig",
     "OptimizerConfig",
     "PromptSource",
+    "RequestConfig",
     "RewardConfig",
     "RunConfig",
     "ScheduleConfig",

@@ -46,16 +46,3 @@ class LoraConfig(Section):
     targets: tuple[str, ...] | None = Field(
         None, description="Name suffixes of the adapted layers; null means the family's published list."
     )
-
-
-class RewardConfig(Section):
-    """One term of the reward."""
-
-    name: str = Field(description="Registered reward.")
-    weight: float = Field(1.0, description="Weight in the sum of rewards.")
-    normalise: Literal["none", "std", "rank"] = Field(
-        "none",
-        description="What is done to the values of this reward before they are summed. std: minus the mean of the "
-        "group, divided by the standard deviation as algorithm.std_scope says; rank: the rank within the group, from 0 "
-        "(lowest) to 1, equal values share the mean of theirs.",
-    )

@@ -9,8 +9,9 @@ from pydantic import Field, model_validator
 from digenrl.config.algorithm import AlgorithmConfig, FlowGrpoConfig
 from digenrl.config.data import DataConfig
 from digenrl.config.errors import did_you_mean, shown
-from digenrl.config.model import LoraConfig, ModelConfig, RewardConfig
+from digenrl.config.model import LoraConfig, ModelConfig
 from digenrl.config.optimizer import OptimizerConfig
+from digenrl.config.rewards import RewardConfig
 from digenrl.config.schedule import ScheduleConfig
 from digenrl.config.section import PositiveInt, Section
 from digenrl.config.streaming import hindrance
@@ -64,9 +65,9 @@ class RunConfig(Section):
             raise ValueError(
                 f"optimizer.warmup_iterations={self.optimizer.warmup_iterations} exceeds iterations={self.iterations}"
             )
-        names = [r.name for r in self.rewards]
+        names = [reward.called for reward in self.rewards]
         if len(set(names)) != len(names):
-            raise ValueError(f"rewards: each reward may be named once, got {names}")
+            raise ValueError(f"rewards: each may be named once, got {names}; give each a label of its own")
         for source in self.data.all_sources:
             for name in source.rewards or ():
                 if name not in names:

@@ -13,7 +13,7 @@ import math
 from collections.abc import Sequence
 
 from digenrl.config.algorithm import AlgorithmConfig, DiffusionNftConfig, extreme_of
-from digenrl.config.model import RewardConfig
+from digenrl.config.rewards import RewardConfig
 
 
 def hindrance(algorithm: AlgorithmConfig, rewards: Sequence[RewardConfig] = ()) -> str | None:

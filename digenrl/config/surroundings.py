@@ -49,6 +49,14 @@ class GatesConfig(Section):
     max_failed_share: float = Field(
         0.5, ge=0, le=1, description="Share of failed samples in one iteration above which the run stops."
     )
+    on_failed: Literal["exclude", "redraw"] = Field(
+        "exclude",
+        description="Samples without a reward: exclude leaves them out of their group; redraw generates their "
+        "micro-batch again with fresh noise for them, and leaves out what fails each time.",
+    )
+    max_redraws: PositiveInt = Field(
+        2, le=100, description="How often redraw draws the samples of a micro-batch again."
+    )
 
 
 class TrackingConfig(Section):

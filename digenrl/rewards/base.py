@@ -5,21 +5,24 @@ missing reward is never 0: 0 is a value.
 
     PromptRecord          one prompt and what rewards need to know of it
     Scored, Failed        a value, or why there is none
-    Reward                the protocol
+    Reward, RewardCard    what a reward implements, and what it says of itself
     mean_reward           of the values there are
     values_by_reward      the same values, each reward alone
-    score_of, frames_of   for those who implement it
+    score_of, frames_of, means_of, field_of   for those who implement it
 """
 
 from __future__ import annotations
 
 import math
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import ClassVar
 
 import numpy as np
 from numpy.typing import NDArray
+
+from digenrl.config.errors import ConfigError
 
 
 @dataclass(frozen=True)
@@ -66,20 +69,60 @@ class Failed:
 Score = Scored | Failed
 
 
-class Reward(Protocol):
-    """One scorer, ready to use."""
+@dataclass(frozen=True)
+class RewardCard:
+    """What people want to know before they use a reward.
+
+    Attributes:
+        says: what it measures, in a few words.
+        range: of its values.
+        media: "images", or "images, video".
+        licence: of its weights; "none" if it has none.
+        weights: where they come from.
+    """
+
+    says: str
+    range: str
+    media: str = "images, video"
+    licence: str = "none"
+    weights: str = "none needed"
+
+
+class Reward(ABC):
+    """One scorer.
+
+    Its constructor takes, by keyword, the settings of `RewardConfig` it has a use for; those without a default must be
+    configured. It reads no weights and asks no server: that is for `load`.
+
+    Attributes:
+        name: what it is called in the run.
+        card: what it says of itself.
+    """
 
     name: str
+    card: ClassVar[RewardCard]
 
-    def validate(self, prompts: Sequence[PromptRecord]) -> None:
+    def problem(self) -> str | None:
+        """What makes it unusable from here, found without loading weights; None if nothing is known."""
+        return None
+
+    def load(self) -> None:  # noqa: B027 (nothing to load is the common case)
+        """Load what scoring needs, where scoring will happen. Repeating it is free.
+
+        Raises:
+            RewardError: it cannot be loaded.
+        """
+
+    def validate(self, prompts: Sequence[PromptRecord]) -> None:  # noqa: B027 (most take every prompt)
         """Refuse, before a run starts, prompts this reward could not score.
 
         Raises:
             ValueError: names the first such record, what it lacks and what was expected.
         """
 
-    def __call__(self, images: NDArray[np.uint8], prompts: Sequence[PromptRecord]) -> list[Score]:
-        """Score B samples.
+    @abstractmethod
+    def __call__(self, images: NDArray[np.uint8], prompts: Sequence[PromptRecord]) -> Sequence[Score]:
+        """Score B samples. It may be called before `load`, which then happens first.
 
         Args:
             images: (B, F, H, W, 3) uint8; F is 1 for images.
@@ -88,6 +131,10 @@ class Reward(Protocol):
         Returns:
             B results, in the same order.
         """
+
+
+class RewardError(ConfigError):
+    """A reward that cannot be used, in a sentence."""
 
 
 def mean_reward(scores: Iterable[Score]) -> float:
@@ -128,3 +175,31 @@ def frames_of(images: NDArray[np.uint8], prompts: Sequence[PromptRecord]) -> tup
     if len(images) != len(prompts):
         raise ValueError(f"{len(images)} samples were given with {len(prompts)} prompts; expected one prompt each")
     return images.reshape(-1, *images.shape[2:]), images.shape[1]
+
+
+def means_of(values: NDArray[np.floating], per_sample: int) -> list[float]:
+    """Mean over the frames of each sample: (B * F,) values, frames of a sample side by side -> B means."""
+    return [float(mean) for mean in np.asarray(values, np.float64).reshape(-1, per_sample).mean(axis=1)]
+
+
+def field_of(reward: str, prompt: PromptRecord, name: str, expected: str) -> str:
+    """What a prompt record says in one of its fields.
+
+    Args:
+        reward: who asks, for the error.
+        prompt: the record.
+        name: of the field.
+        expected: what it should hold, in words.
+
+    Raises:
+        ValueError: the record has no such field, or it is blank.
+    """
+    value = prompt.fields.get(name)
+    if value is None:
+        have = ", ".join(sorted(prompt.fields)) or "none"
+        raise ValueError(
+            f"reward {reward}: prompt {prompt.uid!r} has no field {name!r}; expected {expected} (its fields: {have})"
+        )
+    if not value.strip():
+        raise ValueError(f"reward {reward}: prompt {prompt.uid!r} has the blank {name} {value!r}; expected {expected}")
+    return value

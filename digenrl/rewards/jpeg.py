@@ -16,32 +16,31 @@ import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from digenrl.rewards.base import PromptRecord, Score, frames_of, score_of
+from digenrl.rewards.base import PromptRecord, Reward, RewardCard, Score, frames_of, means_of, score_of
 
 QUALITY = 95
 BYTES_PER_KB = 1000
 
 
-class JpegIncompressibility:
+class JpegIncompressibility(Reward):
     """Size of the JPEG file in kB; a video's value is the mean of its frames."""
 
     name = "jpeg_incompressibility"
+    card = RewardCard("size of the JPEG file in kB", "(0, inf)")
     sign = 1.0
-
-    def validate(self, prompts: Sequence[PromptRecord]) -> None:
-        """Every prompt will do."""
 
     def __call__(self, images: NDArray[np.uint8], prompts: Sequence[PromptRecord]) -> list[Score]:
         """Score B samples; see `Reward`."""
         frames, per_sample = frames_of(images, prompts)
-        sizes = np.asarray([jpeg_kilobytes(frame) for frame in frames]).reshape(len(prompts), per_sample)
-        return [score_of(self.name, self.sign * size) for size in sizes.mean(axis=1)]
+        sizes = np.asarray([jpeg_kilobytes(frame) for frame in frames])
+        return [score_of(self.name, self.sign * size) for size in means_of(sizes, per_sample)]
 
 
 class JpegCompressibility(JpegIncompressibility):
     """Minus the size of the JPEG file in kB."""
 
     name = "jpeg_compressibility"
+    card = RewardCard("minus the size of the JPEG file in kB", "(-inf, 0)")
     sign = -1.0
 
 

@@ -2,6 +2,7 @@
 
 RewardMix        the rewards of a run with their weights
 Mixed            what it returns: the sums, and every part for the metrics
+sampled_frames   which frames of a video are looked at
 
 A prompt may name the rewards its pictures are scored by (routing); the others never see them. What becomes of the sums
 and parts within a group is decided in `digenrl.algorithms.mixing`.
@@ -16,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from digenrl.config.errors import did_you_mean
+from digenrl.config.rewards import RewardConfig
 from digenrl.rewards.base import Failed, PromptRecord, Reward, Score, Scored, score_of
 from digenrl.rewards.registry import make_reward
 
@@ -38,21 +40,38 @@ class RewardMix:
 
     Args:
         terms: rewards with their weights; at least one, and no name twice.
+        frames: by reward name, how many frames of a video it sees; all, where it is not named.
 
     Raises:
         ValueError: no terms, or a name appears twice.
     """
 
-    def __init__(self, terms: Iterable[tuple[Reward, float]]) -> None:
+    def __init__(self, terms: Iterable[tuple[Reward, float]], frames: Mapping[str, int] | None = None) -> None:
         self.terms = tuple(terms)
+        self.frames = dict(frames or {})
         names = [reward.name for reward, _ in self.terms]
         if not names or len(set(names)) != len(names):
             raise ValueError(f"a mix needs at least one reward and each name once, got {names}")
 
     @classmethod
-    def of(cls, weights: Mapping[str, float]) -> RewardMix:
-        """Load registered rewards, given as name -> weight."""
-        return cls((make_reward(name), weight) for name, weight in weights.items())
+    def of(cls, rewards: Sequence[RewardConfig]) -> RewardMix:
+        """The rewards of a configuration, not loaded yet.
+
+        Raises:
+            RewardError: a setting is missing, wrong or of no use.
+        """
+        frames = {reward.called: reward.frames for reward in rewards if reward.frames is not None}
+        return cls(((make_reward(reward), reward.weight) for reward in rewards), frames)
+
+    def load(self) -> RewardMix:
+        """Load every reward, here; returns the mix itself.
+
+        Raises:
+            RewardError: one of them cannot be loaded.
+        """
+        for reward, _ in self.terms:
+            reward.load()
+        return self
 
     def check(self, prompt: PromptRecord) -> None:
         """Refuse a prompt that the rewards could not score.
@@ -81,25 +100,34 @@ class RewardMix:
         Raises:
             ValueError: a reward did not return as many scores as it got samples.
         """
-        parts = {reward.name: _score(reward, images, prompts) for reward, _ in self.terms}
+        parts = {reward.name: self._score(reward, images, prompts) for reward, _ in self.terms}
         weights = {reward.name: weight for reward, weight in self.terms}
         columns = [dict(zip(parts, column, strict=True)) for column in zip(*parts.values(), strict=True)]
         return Mixed(tuple(_weighted_sum(column, weights) for column in columns), parts)
 
-
-def _score(reward: Reward, images: NDArray[np.uint8], prompts: Sequence[PromptRecord]) -> tuple[Score | None, ...]:
-    """The reward's scores of the samples it scores, with values that are not finite turned into failures."""
-    rows = [row for row, prompt in enumerate(prompts) if prompt.scored_by(reward.name)]
-    found: list[Score | None] = [None] * len(prompts)
-    if not rows:
+    def _score(
+        self, reward: Reward, images: NDArray[np.uint8], prompts: Sequence[PromptRecord]
+    ) -> tuple[Score | None, ...]:
+        """The reward's scores of the samples it scores, with values that are not finite turned into failures."""
+        rows = [row for row, prompt in enumerate(prompts) if prompt.scored_by(reward.name)]
+        found: list[Score | None] = [None] * len(prompts)
+        if not rows:
+            return tuple(found)
+        seen = images if len(rows) == len(prompts) else images[rows]
+        frames = sampled_frames(images.shape[1], self.frames.get(reward.name))
+        scores = reward(seen[:, frames], [prompts[row] for row in rows])
+        if len(scores) != len(rows):
+            raise ValueError(f"reward {reward.name} returned {len(scores)} scores for {len(rows)} samples")
+        for row, score in zip(rows, scores, strict=True):
+            found[row] = score_of(reward.name, score.value) if isinstance(score, Scored) else score
         return tuple(found)
-    everything = len(rows) == len(prompts)
-    scores = reward(images if everything else images[rows], [prompts[row] for row in rows])
-    if len(scores) != len(rows):
-        raise ValueError(f"reward {reward.name} returned {len(scores)} scores for {len(rows)} samples")
-    for row, score in zip(rows, scores, strict=True):
-        found[row] = score_of(reward.name, score.value) if isinstance(score, Scored) else score
-    return tuple(found)
+
+
+def sampled_frames(frames: int, wanted: int | None) -> NDArray[np.intp]:
+    """Which of the frames are looked at: `wanted` of them, evenly spaced, first and last among them; None: all."""
+    if wanted is None or wanted >= frames:
+        return np.arange(frames)
+    return np.round(np.linspace(0, frames - 1, wanted)).astype(np.intp) if wanted > 1 else np.asarray([frames // 2])
 
 
 def _weighted_sum(scores: Mapping[str, Score | None], weights: Mapping[str, float]) -> Score:

@@ -16,13 +16,24 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
+from functools import cached_property
 from importlib.resources import files
+from typing import Literal
 
 import numpy as np
 from numpy.typing import NDArray
 from PIL import Image
 
-from digenrl.rewards.base import PromptRecord, Score, frames_of, score_of
+from digenrl.rewards.base import (
+    PromptRecord,
+    Reward,
+    RewardCard,
+    Score,
+    field_of,
+    frames_of,
+    means_of,
+    score_of,
+)
 
 MODEL_FILE = "ch_PP-OCRv4_rec_infer.onnx"
 #: Height the recogniser is fed. Its own default is 48; 32 is read as well and costs half.
@@ -66,49 +77,57 @@ class Recogniser:
         return "".join(self._alphabet[c] for c in classes[first_of_run])
 
 
-class OcrReward:
-    """Closeness of the text that is read to `fields["target"]`, in [0, 1]. A video's value is its frames' mean."""
+class OcrReward(Reward):
+    """Closeness of the text that is read to a field of the record, in [0, 1]. A video's value is its frames' mean.
+
+    Args:
+        field: of the prompt record, that holds the text to be read.
+        match: "distance" by edit distance; "exact" 1 for the very text, else 0.
+    """
 
     name = "ocr"
+    card = RewardCard(
+        "text that is read, against the target",
+        "[0, 1]",
+        licence="Apache-2.0",
+        weights="PP-OCRv4 in the wheel of rapidocr-onnxruntime",
+    )
 
-    def __init__(self) -> None:
-        self.recogniser = Recogniser()
+    def __init__(self, *, field: str = FIELD, match: Literal["distance", "exact"] = "distance") -> None:
+        self.field = field
+        self.match = match
+
+    @cached_property
+    def recogniser(self) -> Recogniser:
+        """Loaded when it is first asked for."""
+        return Recogniser()
+
+    def load(self) -> None:
+        """See `Reward`."""
+        assert self.recogniser
 
     def validate(self, prompts: Sequence[PromptRecord]) -> None:
-        """Refuse prompts without a target.
-
-        Raises:
-            ValueError: names the first record whose target is missing or blank.
-        """
+        """Refuse prompts without a target; see `Reward`."""
         for prompt in prompts:
-            target_of(prompt)
+            target_of(prompt, self.field)
 
     def __call__(self, images: NDArray[np.uint8], prompts: Sequence[PromptRecord]) -> list[Score]:
         """Score B samples; see `Reward`."""
         frames, per_sample = frames_of(images, prompts)
         readings = self.recogniser(frames)
-        targets = [target_of(prompt) for prompt in prompts for _ in range(per_sample)]
-        closeness = [text_reward(reading, target) for reading, target in zip(readings, targets, strict=True)]
-        means = np.asarray(closeness).reshape(len(prompts), per_sample).mean(axis=1)
-        return [score_of(self.name, mean) for mean in means]
+        targets = [target_of(prompt, self.field) for prompt in prompts for _ in range(per_sample)]
+        judge = exact_match if self.match == "exact" else text_reward
+        closeness = [float(judge(reading, target)) for reading, target in zip(readings, targets, strict=True)]
+        return [score_of(self.name, mean) for mean in means_of(np.asarray(closeness), per_sample)]
 
 
-def target_of(prompt: PromptRecord) -> str:
-    """The text a prompt wants to see.
+def target_of(prompt: PromptRecord, field: str = FIELD) -> str:
+    """The text a prompt wants to see. It is never looked for in the prompt's own text.
 
     Raises:
         ValueError: the record has none.
     """
-    target = prompt.fields.get(FIELD)
-    if target is None:
-        have = ", ".join(sorted(prompt.fields)) or "none"
-        raise ValueError(
-            f"reward ocr: prompt {prompt.uid!r} has no field {FIELD!r}; expected the text to be read in the picture "
-            f"(its fields: {have})"
-        )
-    if not normalise(target):
-        raise ValueError(f"reward ocr: prompt {prompt.uid!r} has the blank {FIELD} {target!r}; expected some text")
-    return target
+    return field_of("ocr", prompt, field, "the text to be read in the picture")
 
 
 def text_reward(reading: str, target: str) -> float:

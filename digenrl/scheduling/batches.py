@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
 
 from digenrl.identity import MicroBatchId, SampleId
-from digenrl.rewards.base import Score, Scored
+from digenrl.rewards.base import Failed, Score, Scored
 from digenrl.scheduling.shape import RunShape
 from digenrl.scheduling.units import RolloutUnit, TrainUnit
 
@@ -25,11 +25,12 @@ class Batch:
         queued: it waits for a worker to generate it.
         issued: rollout units dispatched to `roller`.
         finished: rollout units that ended there.
-        generated: it has been generated at least once.
+        generated: it, or the one that is drawn again in it, has been generated at least once.
         copying: copies under way, target -> source.
         waits_for_score: it waits for a worker to score it.
         scorer: who scores it.
         scoring: the score unit is dispatched; before that the trajectory has to reach the scorer.
+        known: scores of samples that are not scored again, because only others are drawn again.
         scores: one per sample, once scored.
         advantages: of the samples that take part, once the std scope is closed.
         home: the trainer it is sent to early, because it will probably train on it.
@@ -56,6 +57,7 @@ class Batch:
     waits_for_score: bool = False
     scorer: str | None = None
     scoring: bool = False
+    known: dict[SampleId, Score] = field(default_factory=dict)
     scores: dict[SampleId, Score] | None = None
     advantages: dict[SampleId, float] | None = None
     home: str | None = None
@@ -77,6 +79,18 @@ class Batch:
             rollout=shape.rollout_units(micro_batch),
             open=dict.fromkeys(shape.train_units(micro_batch)) if training else {},
         )
+
+    def redrawn(self, shape: RunShape, scores: Mapping[SampleId, Score]) -> Batch:
+        """The micro-batch in which its samples that have failed are drawn once more.
+
+        All of it is generated again, as sizes of units are fixed; the others come out as they were and keep their
+        scores.
+        """
+        failed = [isinstance(scores[sample], Failed) for sample in self.samples]
+        batch = Batch.of(shape, self.id.redrawn(failed))
+        batch.known = {sample: score for sample, score in scores.items() if isinstance(score, Scored)}
+        batch.generated = True
+        return batch
 
     @property
     def on_policy(self) -> bool:

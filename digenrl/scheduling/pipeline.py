@@ -7,8 +7,10 @@ by the facts, and may be called at any time. So a loss needs no repair plan: wha
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
+from digenrl.identity import SampleId
+from digenrl.rewards.base import Failed, Score
 from digenrl.scheduling.batches import Batch
 from digenrl.scheduling.evaluation import Evaluations
 from digenrl.scheduling.fleet import Worker
@@ -38,6 +40,7 @@ class Pipeline:
         streams: Streams,
         *,
         max_failed_share: float,
+        redraws: int,
     ) -> None:
         self._state = state
         self._rollouts = rollouts
@@ -48,6 +51,7 @@ class Pipeline:
         self._evaluations = evaluations
         self._streams = streams
         self._max_failed_share = max_failed_share
+        self._redraws = redraws
         self._to_generate = 0
 
     def open(self, batches: Sequence[Batch]) -> None:
@@ -153,9 +157,14 @@ class Pipeline:
         self.tend(batch)
 
     def _scored(self, batch: Batch, outcome: ScoresDone) -> None:
-        assert outcome.scores.keys() == set(batch.samples), f"{batch.id.label}: scores of other samples"
-        batch.scores = outcome.scores
+        scores = {**outcome.scores, **batch.known}
+        assert scores.keys() == set(batch.samples), f"{batch.id.label}: scores of other samples"
         self._scoring.release(batch)
+        failed = any(isinstance(score, Failed) for score in scores.values())
+        if failed and batch.id.phase == "train" and batch.id.draw < self._redraws:
+            self._redraw(batch, scores)
+            return
+        batch.scores = scores
         if batch.id.phase == "eval":
             self._evaluations.scored(batch)
             self._state.release(batch)
@@ -166,6 +175,13 @@ class Pipeline:
             self.tend(batch)
         else:
             self._close(closed, batch.id.iteration)
+
+    def _redraw(self, batch: Batch, scores: Mapping[SampleId, Score]) -> None:
+        """Draw the samples that have failed once more, in a micro-batch that takes the place of this one."""
+        other = batch.redrawn(self._state.shape, scores)
+        self._scopes.replace(batch, other)
+        self.discard(batch)
+        self.open([other])
 
     def _close(self, closed: Closed, iteration: int) -> None:
         steps = self._state.shape.trained_steps(iteration)
@@ -182,10 +198,11 @@ class Pipeline:
     def _check_failed_share(self, iteration: int) -> None:
         samples = self._state.shape.groups * self._state.shape.group_size
         failed = self._scopes.failed(iteration)
-        if failed > self._max_failed_share * samples:
+        if len(failed) > self._max_failed_share * samples:
             raise RunOver(
-                f"{failed} of {samples} samples of iteration {iteration} failed; "
-                f"gates.max_failed_share={self._max_failed_share} allows {int(self._max_failed_share * samples)}"
+                f"{len(failed)} of {samples} samples of iteration {iteration} failed; "
+                f"gates.max_failed_share={self._max_failed_share} allows {int(self._max_failed_share * samples)}; "
+                f"the first: {failed[0].reason}"
             )
 
     # --- news of copies ---

@@ -86,6 +86,7 @@ class Scheduler:
         max_losses: int = 5,
         patience_s: float = 60.0,
         max_failed_share: float = 0.5,
+        redraws: int = 0,
         max_bad_updates: int = 3,
         queue_depth: int = 2,
         gap: bool = True,
@@ -105,6 +106,7 @@ class Scheduler:
             max_losses: workers lost while running one and the same unit that end the run.
             patience_s: a copy that has failed `max_attempts` times ends the run if it goes on failing for this long.
             max_failed_share: share of an iteration's samples that may fail.
+            redraws: how often samples of a micro-batch that have failed are drawn again before they count as failed.
             max_bad_updates: optimiser steps that may be skipped for a non-finite gradient.
             queue_depth: units outstanding per lane.
             gap: spread each group over all workers; else one worker generates all of a group.
@@ -155,6 +157,7 @@ class Scheduler:
             self._evaluations,
             streams,
             max_failed_share=max_failed_share,
+            redraws=redraws,
         )
         self._iterations = Iterations(
             state,

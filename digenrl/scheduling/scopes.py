@@ -67,13 +67,19 @@ class Scopes:
         # By (iteration, scope).
         self._members: dict[tuple[int, int], list[Batch]] = {}
         self._unscored: Counter[tuple[int, int]] = Counter()
-        self._failed: Counter[int] = Counter()
+        self._failed: dict[int, list[Failed]] = {}  # by iteration
 
     def open(self, batches: Sequence[Batch]) -> None:
         """Begin an iteration. These are all of its micro-batches, none of which is scored."""
         for batch in batches:
+            self._failed.setdefault(batch.id.iteration, [])
             self._members.setdefault(self._key(batch), []).append(batch)
             self._unscored[self._key(batch)] += 1
+
+    def replace(self, batch: Batch, other: Batch) -> None:
+        """A micro-batch that is not scored gives way to another."""
+        members = self._members[self._key(batch)]
+        members[members.index(batch)] = other
 
     def forget(self, iteration: int) -> None:
         """An iteration is over."""
@@ -81,14 +87,14 @@ class Scopes:
             del self._members[key], self._unscored[key]
         del self._failed[iteration]
 
-    def failed(self, iteration: int) -> int:
-        """How many samples of an open iteration have failed so far."""
+    def failed(self, iteration: int) -> list[Failed]:
+        """The samples of an open iteration that have failed so far."""
         return self._failed[iteration]
 
     def scored(self, batch: Batch) -> Closed | None:
         """A micro-batch got its scores. Returns its scope if that is closed by this."""
         assert batch.scores is not None
-        self._failed[batch.id.iteration] += sum(isinstance(score, Failed) for score in batch.scores.values())
+        self._failed[batch.id.iteration] += [score for score in batch.scores.values() if isinstance(score, Failed)]
         key = self._key(batch)
         self._unscored[key] -= 1
         return None if self._unscored[key] else self._close(self._members[key])

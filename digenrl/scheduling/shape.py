@@ -94,7 +94,10 @@ class RunShape:
             return tuple(SampleId(self.eval_seed, EVAL_ITERATION, i, 0) for i in range(first, last))
         group, part = divmod(micro_batch.index, self.micro_batches_per_group)
         first = part * self.micro_batch
-        return tuple(SampleId(self.run_seed, micro_batch.iteration, group, first + i) for i in range(self.micro_batch))
+        draws = micro_batch.draws or (0,) * self.micro_batch
+        return tuple(
+            SampleId(self.run_seed, micro_batch.iteration, group, first + i, draw) for i, draw in enumerate(draws)
+        )
 
     def rollout_units(self, micro_batch: MicroBatchId) -> list[RolloutUnit]:
         """Units of one trajectory, in order. Evaluations are never cut."""

@@ -47,7 +47,7 @@ def run(run_name: str, *, prompts: int | None, seed: int | None) -> None:
 
     from digenrl.rewards.mix import RewardMix
 
-    reward = RewardMix.of({term.name: term.weight for term in config.rewards})
+    reward = RewardMix.of(config.rewards)
     records = held_out(config, prompts, reward.check)
 
     # After the checks: these import torch and diffusers, which takes seconds.
@@ -56,6 +56,7 @@ def run(run_name: str, *, prompts: int | None, seed: int | None) -> None:
     from flows.weights import newest_weights
 
     weights = newest_weights(directory)
+    reward.load()
     inference = Inference(config)
     for note in inference.notes:
         typer.echo(f"note: {note}", err=True)

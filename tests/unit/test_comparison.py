@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from digenrl.config import RewardConfig
 from digenrl.data.numbers import CLEAN, render
 from digenrl.identity import EVAL_ITERATION, MicroBatchId, SampleId
 from digenrl.rewards.base import PromptRecord
@@ -36,7 +37,7 @@ def trajectory(indices: range, finite: tuple[bool, ...]) -> Trajectory:
 
 @pytest.fixture(scope="module")
 def reward() -> RewardMix:
-    return RewardMix.of({"ocr": 2.0, "jpeg_incompressibility": 0.5})
+    return RewardMix.of([RewardConfig(name="ocr", weight=2.0), RewardConfig(name="jpeg_incompressibility", weight=0.5)])
 
 
 def batch(drawn: tuple[str, ...], first: int, reward: RewardMix, finite: tuple[bool, ...]) -> Scores:
@@ -77,7 +78,7 @@ def test_rows_are_paired_by_prompt(reward: RewardMix) -> None:
 def test_the_mix_of_one_reward_is_not_shown_twice() -> None:
     drawn = ("042", "170", "830")
     for weight, names in ((1.0, ["ocr", EXACT_MATCH]), (2.0, ["ocr", MIXED, EXACT_MATCH])):
-        found = batch(drawn, 0, RewardMix.of({"ocr": weight}), (True, True, True))
+        found = batch(drawn, 0, RewardMix.of([RewardConfig(name="ocr", weight=weight)]), (True, True, True))
         assert [row.name for row in compare(found, found)] == names
 
 

@@ -110,6 +110,11 @@ def test_the_shipped_presets_pass(name: str, tmp_path: Path) -> None:
         ("data.held_out=nowhere.jsonl", ["data.held_out", "nowhere.jsonl"]),
         ("data.held_out=train.jsonl", ["data.held_out=train.jsonl must share no id", "20 are in both", "'n0'"]),
         ("rewards.0.name=orc", ["'orc' is not a registered reward", "did you mean ocr?"]),
+        ("rewards.0.name=clip_score", ["rewards.0: clip_score needs path", "a directory, a file or a hub id"]),
+        ("rewards.0.path=./model", ["rewards.0: ocr has no use for path", "settings it takes: field, match"]),
+        ("rewards=[{name: clip_score, path: ./modle}]", ["rewards.0: reward clip_score: path='./modle'"]),
+        ("rewards=[{name: http, url: 'http://127.0.0.1:9'}]", ["nobody answers at url=http://127.0.0.1:9"]),
+        ("rewards.0.name=python:no_such_module:f", ["rewards.0: 'python:no_such_module:f'", "PYTHONPATH"]),
         ("model.path=./modle", ["model.path", "modle"]),
         ("model.path=package:tiny-sd4", ["model.path", "package:tiny-sd4"]),
         ("model.path=./hub", ["model.path", "hub"]),
@@ -140,6 +145,11 @@ def test_what_is_wrong_is_named(files: Path, override: str, fragments: list[str]
     assert all(fragment in problem for fragment in fragments), problem
 
 
+def test_what_only_workers_elsewhere_may_reach_is_a_note(files: Path) -> None:
+    (note,) = notes_of("rewards=[{name: http, url: 'http://127.0.0.1:9'}]", "cluster.address=tcp://127.0.0.1:8786")
+    assert "rewards.0: reward http: nobody answers at url=http://127.0.0.1:9" in note
+
+
 @pytest.mark.parametrize("address", ["local", "tcp://127.0.0.1:8786", "tls://gpu-7.example.org:1", "tcp://[::1]:8786"])
 def test_possible_addresses(files: Path, address: str) -> None:
     assert notes_of(f"cluster.address={address}") == []
@@ -163,7 +173,7 @@ def test_everything_wrong_is_listed_at_once(files: Path) -> None:
     )
     assert [problem.split(maxsplit=1)[0] for problem in problems] == [
         "data.prompts:",
-        "rewards:",
+        "rewards.0:",
         "model.height",
         "cluster.address",
         f"DIGENRL_HOME={files}/file/runs",

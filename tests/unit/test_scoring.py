@@ -38,7 +38,7 @@ def test_a_nan_latent_fails_its_sample_and_the_group_trains_on_the_rest() -> Non
     state.latents[5, 0, 0, 0] = float("nan")
     embeddings = embeddings_for(policy, spec)
     trajectory, images = finish(policy, spec, advance(policy, spec, state, embeddings, 0, 6))
-    reward = RewardMix.of({"jpeg_compressibility": 1.0})
+    reward = RewardMix.of([RewardConfig(name="jpeg_compressibility")])
     scores = score_micro_batch(reward, trajectory, images, [PromptRecord("a", "042")] * 8)
     assert scores[spec.samples[5]] == Failed("non-finite image")
     assert sum(isinstance(score, Scored) for score in scores.values()) == 7

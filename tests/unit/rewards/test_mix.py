@@ -7,32 +7,34 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from digenrl.config import RewardConfig
 from digenrl.data.numbers import CLEAN, render
-from digenrl.rewards.base import Failed, PromptRecord, Score, Scored
+from digenrl.rewards.base import Failed, PromptRecord, Reward, Score, Scored
 from digenrl.rewards.jpeg import JpegCompressibility, JpegIncompressibility
-from digenrl.rewards.mix import RewardMix
+from digenrl.rewards.mix import RewardMix, sampled_frames
 from digenrl.rewards.ocr import OcrReward
 
 PROMPTS = [PromptRecord(f"n{n}", n, {"target": n}) for n in ("042", "137")]
 IMAGES = render(["042", "197"], [CLEAN, CLEAN])[:, None]
 
 
-class Given:
+class Given(Reward):
     """A reward that returns what it was told to."""
 
     def __init__(self, name: str, scores: list[Score]) -> None:
         self.name = name
         self.scores = scores
 
-    def validate(self, prompts: Sequence[PromptRecord]) -> None:
-        """Any prompt will do."""
-
     def __call__(self, images: np.ndarray, prompts: Sequence[PromptRecord]) -> list[Score]:
         return self.scores
 
 
+def rewards(**weights: float) -> list[RewardConfig]:
+    return [RewardConfig(name=name, weight=weight) for name, weight in weights.items()]
+
+
 def test_scores_are_the_weighted_sum_and_parts_are_kept_unweighted() -> None:
-    mixed = RewardMix.of({"ocr": 2.0, "jpeg_compressibility": 0.5})(IMAGES, PROMPTS)
+    mixed = RewardMix.of(rewards(ocr=2.0, jpeg_compressibility=0.5))(IMAGES, PROMPTS)
     sizes = JpegCompressibility()(IMAGES, PROMPTS)
     assert mixed.parts["ocr"] == (Scored(1.0), Scored(pytest.approx(2 / 3)))
     assert mixed.parts["jpeg_compressibility"] == tuple(sizes)
@@ -74,7 +76,7 @@ def test_a_reward_that_loses_samples_is_an_error() -> None:
 
 
 def test_a_prompt_is_checked_by_its_rewards_alone() -> None:
-    mix = RewardMix.of({"jpeg_compressibility": 1.0, "ocr": 1.0})
+    mix = RewardMix.of(rewards(jpeg_compressibility=1.0, ocr=1.0))
     mix.check(PROMPTS[0])
     mix.check(PromptRecord("routed", "a cat", rewards=("jpeg_compressibility",)))
     with pytest.raises(ValueError, match="'no target here' has no field 'target'"):
@@ -112,3 +114,30 @@ def test_a_mix_needs_rewards_and_each_once() -> None:
     for terms in ([], [(JpegCompressibility(), 1.0)] * 2):
         with pytest.raises(ValueError, match="each name once"):
             RewardMix(terms)
+
+
+@pytest.mark.parametrize(
+    ("frames", "wanted", "rows"),
+    [(5, None, [0, 1, 2, 3, 4]), (5, 9, [0, 1, 2, 3, 4]), (81, 3, [0, 40, 80]), (6, 1, [3]), (4, 2, [0, 3])],
+)
+def test_sampled_frames_are_evenly_spaced_with_both_ends(frames: int, wanted: int | None, rows: list[int]) -> None:
+    assert sampled_frames(frames, wanted).tolist() == rows
+
+
+def test_a_term_sees_as_many_frames_as_it_is_configured_to() -> None:
+    class Shape(Reward):
+        name = "shape"
+
+        def __call__(self, images: np.ndarray, prompts: Sequence[PromptRecord]) -> list[Score]:
+            return [Scored(float(images.shape[1]))] * len(prompts)
+
+    video = np.zeros((1, 9, 8, 8, 3), np.uint8)
+    assert RewardMix([(Shape(), 1.0)])(video, PROMPTS[:1]).scores[0] == Scored(9.0, {"shape": 9.0})
+    assert RewardMix([(Shape(), 1.0)], {"shape": 3})(video, PROMPTS[:1]).scores[0] == Scored(3.0, {"shape": 3.0})
+
+
+def test_one_reward_twice_under_two_labels_keeps_both_parts() -> None:
+    terms = [RewardConfig(name="ocr"), RewardConfig(name="ocr", label="ocr_exact", match="exact", weight=0.0)]
+    mixed = RewardMix.of(terms).load()(IMAGES, PROMPTS)
+    assert [s.value for s in mixed.parts["ocr"]] == [1.0, pytest.approx(2 / 3)]
+    assert [s.value for s in mixed.parts["ocr_exact"]] == [1.0, 0.0]

@@ -76,12 +76,13 @@ def simulate(
     incidents: Iterable[tuple[float, m.Event]],
     behaviour: Behaviour | None = None,
     costs: Costs = COSTS,
+    redraws: int = 0,
 ) -> Result:
     """Run to the end and check the result."""
     simulation = Simulation(scheduler, costs=costs, incidents=incidents, behaviour=behaviour)
     result = simulation.run()
     if result.finished:
-        check_every_pair_has_one_fate(scheduler.shape, result)
+        check_every_pair_has_one_fate(scheduler.shape, result, redraws)
     return result
 
 
@@ -98,7 +99,7 @@ def commands(result: Result, kind: type) -> list[m.Command]:
     return [command for _, command in result.commands if isinstance(command, kind)]
 
 
-def check_every_pair_has_one_fate(run_shape: RunShape, result: Result) -> None:
+def check_every_pair_has_one_fate(run_shape: RunShape, result: Result, redraws: int = 0) -> None:
     """Invariant 1: each (sample, trained step) is in one committed update, or excluded with a reason."""
     closed = {c.iteration: c for c in commands(result, m.CloseIteration)}
     for iteration in range(run_shape.start_iteration, run_shape.start_iteration + len(closed)):
@@ -110,6 +111,7 @@ def check_every_pair_has_one_fate(run_shape: RunShape, result: Result) -> None:
                 trained += pairs
                 assert all(sample.group in groups for sample, _ in pairs)
         report = closed[iteration]
+        assert all(sample.draw <= redraws for sample, _ in (*trained, *report.excluded))
         skipped = {p for p, reason in report.excluded.items() if reason.endswith("skipped")}
         entered = [pair for pair in trained if pair not in skipped]
         assert len(entered) == len(set(entered)) == report.trained
@@ -120,4 +122,6 @@ def check_every_pair_has_one_fate(run_shape: RunShape, result: Result) -> None:
             for sample in run_shape.samples(micro_batch)
             for step in run_shape.trained_steps(iteration)
         }
-        assert set(entered) | report.excluded.keys() == expected
+        # Each place in a group has one sample, whatever it took to draw it.
+        fates = [(replace(sample, draw=0), step) for sample, step in (*entered, *report.excluded)]
+        assert len(fates) == len(expected) and set(fates) == expected

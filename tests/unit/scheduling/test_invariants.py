@@ -41,6 +41,7 @@ class Watcher(Simulation):
         queue_depth: int,
         echo: bool = False,
         open_groups: int = 0,
+        redraws: int = 0,
         **kwargs: object,
     ) -> None:
         super().__init__(*args, **kwargs)  # type: ignore[arg-type]
@@ -48,6 +49,7 @@ class Watcher(Simulation):
         self.std_scope = std_scope
         self.queue_depth = queue_depth
         self.open_groups = open_groups
+        self.redraws = redraws
         self.outstanding: dict[tuple[str, str], set[Unit]] = defaultdict(set)
         self.scored: set[MicroBatchId] = set()
         self.version = self.scheduler.shape.start_iteration
@@ -57,8 +59,8 @@ class Watcher(Simulation):
         match event:
             case m.UnitFinished(unit, worker, _, outcome):
                 self.outstanding[worker, unit.lane].discard(unit)
-                if isinstance(outcome, m.ScoresDone):
-                    self.scored.add(unit.micro_batch)
+                if isinstance(outcome, m.ScoresDone) and not self._drawn_again(unit.micro_batch, outcome):
+                    self.scored.add(replace(unit.micro_batch, draws=()))
             case m.UnitFailed(unit, worker, _):
                 self.outstanding[worker, unit.lane].discard(unit)
         super()._tell(event)
@@ -114,7 +116,7 @@ class Watcher(Simulation):
                 group = shape.group_of(micro_batch)
                 assert run.theta + 1 == shape.update_of_group(micro_batch.iteration, group)
                 if run.rewards:
-                    assert run.old_theta == run.theta and micro_batch in self.scored
+                    assert run.old_theta == run.theta and replace(micro_batch, draws=()) in self.scored
                     assert not self.scored >= set(self._scope(micro_batch))
                 else:
                     assert self.scored >= set(self._scope(micro_batch))
@@ -126,6 +128,10 @@ class Watcher(Simulation):
         shape = self.scheduler.shape
         stale = micro_batch.phase == "train" and shape.group_of(micro_batch) < shape.stale_groups
         return shape.updates * max(micro_batch.iteration - stale, 0)
+
+    def _drawn_again(self, micro_batch: MicroBatchId, outcome: m.ScoresDone) -> bool:
+        failed = any(isinstance(score, Failed) for score in outcome.scores.values())
+        return micro_batch.phase == "train" and failed and micro_batch.draw < self.redraws
 
     def _scope(self, micro_batch: MicroBatchId) -> Iterable[MicroBatchId]:
         shape = self.scheduler.shape
@@ -271,6 +277,7 @@ def storms(draw: st.DrawFn) -> list[tuple[float, m.Event]]:
     share=st.sampled_from([0.0, 0.05, 0.2]),
     gap=st.booleans(),
     foresight=st.sampled_from(["none", "costs", "search"]),
+    redraws=st.sampled_from([0, 1, 3]),
 )
 def test_invariants(
     run_shape: RunShape,
@@ -284,6 +291,7 @@ def test_invariants(
     share: float,
     gap: bool,
     foresight: str,
+    redraws: int,
 ) -> None:
     """1 one fate per pair, 2 one version, 3 lanes, 4 scopes close first, 5 the run ends, 6 it can be replayed."""
 
@@ -297,6 +305,7 @@ def test_invariants(
             max_attempts=100,
             max_losses=100,
             max_failed_share=1.0,
+            redraws=redraws,
             max_bad_updates=100,
             streaming=std_scope == "group" and open_groups > 0,
             max_open_groups=open_groups,
@@ -316,10 +325,11 @@ def test_invariants(
         queue_depth=queue_depth,
         echo=echo,
         open_groups=open_groups,
+        redraws=redraws,
     )
     result = watcher.run()
     assert result.finished, result.failure or result.waiting_for
-    check_every_pair_has_one_fate(run_shape, result)
+    check_every_pair_has_one_fate(run_shape, result, redraws)
     check_evaluations(run_shape, result)
     replayed = scheduler()
     assert [c for now, event in result.events for c in replayed.handle(event, now)] == [c for _, c in result.commands]

@@ -136,7 +136,10 @@ def test_update_of_which_everything_is_excluded_still_advances_theta():
 def test_too_many_failed_samples_end_the_run():
     scheduler = Scheduler(shape(), Disaggregated(1), centred, max_failed_share=0.25)
     result = simulate(scheduler, joins(2), Behaviour(score=lambda s: Failed("server is down")))
-    assert result.failure == "4 of 8 samples of iteration 0 failed; gates.max_failed_share=0.25 allows 2"
+    assert (
+        result.failure
+        == "4 of 8 samples of iteration 0 failed; gates.max_failed_share=0.25 allows 2; the first: server is down"
+    )
     assert not runs(result, UpdateUnit)
 
 
