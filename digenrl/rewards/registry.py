@@ -30,7 +30,7 @@ REWARDS: dict[str, str] = {
 }
 
 #: Settings that say something of the term in the mix, not of the reward.
-_OF_THE_TERM = {"name", "weight", "label", "frames"}
+_OF_THE_TERM = {"name", "weight", "label", "frames", "normalise"}
 
 
 def reward_names() -> tuple[str, ...]:
