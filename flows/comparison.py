@@ -86,7 +86,7 @@ def score(
     indices = [sample.group for sample in trajectory.samples]
     good = [row for row, finite in enumerate(trajectory.finite.tolist()) if finite]
     found = reward(images[good], [records[row] for row in good]) if good else None
-    columns: dict[str, Sequence[Score]] = {**found.parts, MIXED: found.scores} if found is not None else {}
+    columns: dict[str, Sequence[Score | None]] = {**found.parts, MIXED: found.scores} if found is not None else {}
     values = {
         name: {indices[row]: s.value for row, s in zip(good, scores, strict=True) if isinstance(s, Scored)}
         for name, scores in columns.items()

@@ -201,7 +201,8 @@ def test_a_home_that_is_a_file_is_refused(files: Path) -> None:
     ],
 )
 def test_what_may_not_be_meant_is_a_note(files: Path, override: str, fragment: str) -> None:
-    (note,) = notes_of("rewards=[{name: ocr}, {name: jpeg_compressibility}]", override)
+    rewards = "rewards=[{name: ocr, normalise: std}, {name: jpeg_compressibility, normalise: rank}]"
+    (note,) = notes_of(rewards, override)
     assert fragment in note
 
 

@@ -132,8 +132,8 @@ def test_a_term_sees_as_many_frames_as_it_is_configured_to() -> None:
             return [Scored(float(images.shape[1]))] * len(prompts)
 
     video = np.zeros((1, 9, 8, 8, 3), np.uint8)
-    assert RewardMix([(Shape(), 1.0)])(video, PROMPTS[:1]).scores[0] == Scored(9.0, (9.0,))
-    assert RewardMix([(Shape(), 1.0)], {"shape": 3})(video, PROMPTS[:1]).scores[0] == Scored(3.0, (3.0,))
+    assert RewardMix([(Shape(), 1.0)])(video, PROMPTS[:1]).scores[0] == Scored(9.0, {"shape": 9.0})
+    assert RewardMix([(Shape(), 1.0)], {"shape": 3})(video, PROMPTS[:1]).scores[0] == Scored(3.0, {"shape": 3.0})
 
 
 def test_one_reward_twice_under_two_labels_keeps_both_parts() -> None:
