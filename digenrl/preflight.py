@@ -16,7 +16,6 @@ from pathlib import Path
 
 from digenrl.config import ClusterConfig, RunConfig, TrackingConfig
 from digenrl.config.errors import ConfigError, did_you_mean, nearest, shown
-from digenrl.guard.gold import gold_names
 from digenrl.preflight_model import check_model
 from digenrl.prompts import PromptError, load_prompts
 from digenrl.rewards.base import PromptRecord
@@ -63,7 +62,7 @@ def _check_prompts(config: RunConfig, problems: list[str], notes: list[str]) -> 
     held_out = _load("data.held_out", config.data.held_out, problems) if config.data.held_out is not None else None
     for reward in config.rewards:
         problems += _reward_problems(reward.name, "rewards", {"data.prompts": train, "data.held_out": held_out})
-    for name in gold_names(config):
+    for name in config.guard.gold or ():
         problems += _reward_problems(name, "guard.gold", {"data.held_out": held_out})
     wanted = config.algorithm.prompts_per_iteration
     if train is not None and len(train) < wanted:
