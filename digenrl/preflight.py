@@ -18,7 +18,6 @@ from pathlib import Path
 from digenrl.config import ClusterConfig, DataConfig, RewardConfig, RunConfig, TrackingConfig
 from digenrl.config.data import described
 from digenrl.config.errors import ConfigError, nearest, shown
-from digenrl.guard.gold import gold_rewards
 from digenrl.preflight_model import check_model
 from digenrl.prompts import PromptError, PromptSet, load_data, load_held_out, load_prompts
 from digenrl.rewards.base import PromptRecord, Reward
@@ -85,7 +84,7 @@ def _check_prompts(config: RunConfig, problems: list[str], notes: list[str]) -> 
     usable = [_check_reward(f"rewards.{i}", term, problems, notes, here=here) for i, term in enumerate(config.rewards)]
     gold = [
         reward
-        for term in gold_rewards(config)
+        for term in config.guard.gold or ()
         if (reward := _check_reward("guard.gold", term, problems, notes, here=here))
     ]
     # What prompts need to say depends on the rewards: without those, only their form can be checked.

@@ -46,6 +46,8 @@ def test_frequencies_are_high_from_half_of_the_highest_on() -> None:
     assert picture_statistics(pattern(waves(1 / 3))).high_frequency > 0.99
     both = picture_statistics(pattern(waves(1 / 12) / 2 + waves(1 / 3) / 2))
     assert both.high_frequency == pytest.approx(0.5, abs=0.01)
+    crossed = picture_statistics(pattern(waves(1 / 12) / 2 + waves(1 / 3).T / 2))
+    assert crossed.high_frequency == pytest.approx(0.5, abs=0.01), "whichever way the waves run"
 
 
 def test_noise_has_the_share_of_high_frequencies_that_lies_outside_the_circle() -> None:
