@@ -28,7 +28,7 @@ class RequestConfig(Section):
     token_env: str | None = Field(
         None, min_length=1, description="Environment variable, on the workers, that holds the bearer token."
     )
-    image_format: Literal["png", "webp"] = Field("png", description="How pictures travel; both are lossless.")
+    image_format: Literal["png", "webp"] = Field("webp", description="How pictures travel; both are lossless.")
 
 
 class RewardConfig(Section):

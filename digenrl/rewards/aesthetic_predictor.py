@@ -58,9 +58,14 @@ class AestheticPredictor(Reward):
             return
         from transformers import CLIPVisionModelWithProjection
 
+        class Vision(CLIPVisionModelWithProjection):  # type: ignore[no-untyped-call]
+            """Without a report about the head's tensors in the same file, which are read beside it."""
+
+            _keys_to_ignore_on_load_unexpected = [r"^layers\."]  # noqa: RUF012 (as the base class declares it)
+
         self._prepare = preparation_of(self.name, self.path)
         self._head = _head(self.name, self.path, self.device)
-        self._model = from_pretrained(self.name, CLIPVisionModelWithProjection, self.path, self.device)
+        self._model = from_pretrained(self.name, Vision, self.path, self.device)
 
     def __call__(self, images: NDArray[np.uint8], prompts: Sequence[PromptRecord]) -> list[Score]:
         """Score B samples; see `Reward`."""

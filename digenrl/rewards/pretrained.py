@@ -35,8 +35,7 @@ def from_pretrained(reward: str, model_class: Any, path: str, device: str) -> An
     Raises:
         RewardError: it cannot be loaded.
     """
-    where = str(Path(path).expanduser()) if Path(path).expanduser().exists() else path
-    model = _loaded(reward, path, lambda: model_class.from_pretrained(where, use_safetensors=True))
+    model = _loaded(reward, path, lambda: model_class.from_pretrained(_place(path), use_safetensors=True))
     return model.eval().requires_grad_(False).to(device)
 
 
@@ -44,13 +43,7 @@ def tokenizer_of(reward: str, path: str) -> Any:
     """The tokenizer of a checkpoint. Raises RewardError."""
     from transformers import AutoTokenizer
 
-    return _loaded(
-        reward,
-        path,
-        lambda: AutoTokenizer.from_pretrained(
-            str(Path(path).expanduser()) if Path(path).expanduser().exists() else path
-        ),
-    )
+    return _loaded(reward, path, lambda: AutoTokenizer.from_pretrained(_place(path)))
 
 
 def preparation_of(reward: str, path: str) -> ImagePreparation:
@@ -101,6 +94,12 @@ def path_problem(reward: str, path: str, *wanted: str) -> str | None:
     near = nearest(local.name, [p.name for p in local.parent.iterdir()]) if local.parent.is_dir() else None
     hint = f"; did you mean {local.parent / near}?" if near else ""
     return f"reward {reward}: path={shown(path)} is no directory and no hub id OWNER/NAME{hint}"
+
+
+def _place(path: str) -> str:
+    """A directory with its ~ resolved; a hub id as it is."""
+    local = Path(path).expanduser()
+    return str(local) if local.exists() else path
 
 
 def _json_of(path: str, name: str) -> dict[str, Any] | None:
