@@ -112,6 +112,8 @@ class _Run:
         self.reward.validate([*self.prompts, *self.held_out])
         model = load_model(config.model, config.cluster.device)
         self.embeddings = EmbeddingCache(model)
+        if model.frees_text_encoders:
+            self.embeddings.prepare(runspec.texts_of(self.shape, self.prompts, self.held_out))
         self.policy = Policy(model, config.lora, seed=runspec.adapter_seed(config), device=config.cluster.device)
 
     def iterate(self, result: LoopResult, iteration: int) -> IterationResult:

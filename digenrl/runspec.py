@@ -6,6 +6,7 @@
     normaliser         nominal (sample, step) pairs of one optimiser step
     rollout_spec       the rollout of one micro-batch, for training or evaluation
     prompts_of         the prompt of every sample of a micro-batch
+    texts_of           the texts that a run encodes
     group_scores       scores by group, failed samples left out
     advantages_of      advantages of the samples that take part in training
     advantage_rule     the same in the form the scheduler asks for
@@ -156,6 +157,17 @@ def prompts_of(
         return [held_out[sample.group] for sample in samples]
     drawn = prompts_of_iteration(prompts, run_shape.run_seed, micro_batch.iteration, run_shape.groups)
     return [drawn[sample.group] for sample in samples]
+
+
+def texts_of(run_shape: RunShape, prompts: Sequence[PromptRecord], held_out: Sequence[PromptRecord]) -> tuple[str, ...]:
+    """Every text that the run will encode, each once, from its first iteration on."""
+    drawn = (
+        prompt.text
+        for iteration in range(run_shape.start_iteration, run_shape.iterations)
+        for prompt in prompts_of_iteration(prompts, run_shape.run_seed, iteration, run_shape.groups)
+    )
+    evaluated = (prompt.text for prompt in held_out[: run_shape.eval_prompts])
+    return tuple(dict.fromkeys([*drawn, *evaluated]))
 
 
 def group_scores(

@@ -218,7 +218,13 @@ class Session:
         )
         self._engine = Engine(
             client=client,
-            setup=RunSetup(self._epoch, self.config, len(self._held_out), self.start_iteration),
+            setup=RunSetup(
+                self._epoch,
+                self.config,
+                len(self._held_out),
+                self.start_iteration,
+                runspec.texts_of(self.shape, self._prompts, self._held_out),
+            ),
             scheduler=self._timeline.hearing(self._clocked),
             start=self.start,
             prompts_of=functools.lru_cache(maxsize=256)(self._prompts_of),

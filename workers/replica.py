@@ -78,6 +78,8 @@ class Replica:
         self.policy = policy or load_policy(setup.config)
         self.reward = RewardMix.of({term.name: term.weight for term in setup.config.rewards})
         self._embeddings = EmbeddingCache(self.policy.model)
+        if setup.texts and self.policy.model.frees_text_encoders:
+            self._embeddings.prepare(setup.texts)
         self._weights = Weights(setup.config, self.policy)
         self._rollouts: dict[MicroBatchId, RolloutState] = {}
         self._finished: dict[MicroBatchId, FinishedRollout] = {}
