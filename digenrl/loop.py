@@ -133,6 +133,9 @@ class _Run:
         self.good: dict[int, tuple[NumberedAdapter, OptimizerState]] = {}
         model = load_model(config.model, config.cluster.device)
         self.embeddings = EmbeddingCache(model)
+        texts = runspec.texts_of(config, self.shape, self.data.train, self.data.held_out)
+        if texts and model.frees_text_encoders:
+            self.embeddings.prepare(texts)
         self.policy = Policy(model, config.lora, seed=runspec.adapter_seed(config), device=config.cluster.device)
 
     def iterate(self, result: LoopResult, iteration: int) -> IterationResult:

@@ -44,6 +44,10 @@ def check_model(
         problems.append(str(error))
         return
     folder = Path(place) if Path(place).is_dir() else _cached(place)
+    if model.revision is not None and Path(place).is_dir():
+        problems.append(
+            f"model.revision={shown(model.revision)} is of a hub id, but model.path={model.path} is a folder"
+        )
     if folder is not None:
         problems += _folder_problems(model, lora, folder)
     elif not _HUB_ID.fullmatch(place):

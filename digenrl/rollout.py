@@ -115,8 +115,9 @@ def advance(
             f"steps [{first}, {last}) do not continue it"
         )
     sigmas = spec.sigmas.to(state.latents.device)
-    for step in range(first, last):
-        state = _take_step(policy, spec, state, embeddings, sigmas, step)
+    with policy.model.rollout():
+        for step in range(first, last):
+            state = _take_step(policy, spec, state, embeddings, sigmas, step)
     return state
 
 

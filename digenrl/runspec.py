@@ -7,6 +7,7 @@
     normaliser         nominal (sample, step) pairs of one optimiser step
     rollout_spec       the rollout of one micro-batch, for training or evaluation
     prompts_of         the prompt of every sample of a micro-batch
+    texts_of           the texts that a run encodes
     group_scores       scores by group, failed samples left out
     advantages_of      advantages of the samples that take part in training
     advantage_rule     the same in the form the scheduler asks for
@@ -41,6 +42,9 @@ from digenrl.scheduling.policies import Colocated, Digenrl, Disaggregated, Layou
 from digenrl.scheduling.scheduler import Scheduler
 from digenrl.scheduling.scopes import AdvantageFn, Verdict
 from digenrl.scheduling.shape import RunShape
+
+#: Texts of a run up to which `model.text_encoders: auto` encodes them all at the start.
+MOST_TEXTS = 2048
 
 
 def shape(config: RunConfig, num_held_out: int, start_iteration: int = 0) -> RunShape:
@@ -163,6 +167,28 @@ def prompts_of(
         return [held_out[sample.group] for sample in samples]
     drawn = prompts_of_iteration(prompts, run_shape.run_seed, micro_batch.iteration, run_shape.groups)
     return [drawn[sample.group] for sample in samples]
+
+
+def texts_of(
+    config: RunConfig, run_shape: RunShape, prompts: Sequence[PromptRecord], held_out: Sequence[PromptRecord]
+) -> tuple[str, ...]:
+    """Every text that the run will encode, each once, from its first iteration on.
+
+    Empty where text encoders are to stay: they are told to, or are free to and there are more than `MOST_TEXTS`.
+    """
+    if config.model.text_encoders == "keep":
+        return ()
+    found = dict.fromkeys(prompt.text for prompt in held_out[: run_shape.eval_prompts])
+    seen: set[str] = set()
+    for iteration in range(run_shape.start_iteration, run_shape.iterations):
+        drawn = prompts_of_iteration(prompts, run_shape.run_seed, iteration, run_shape.groups)
+        found |= dict.fromkeys(prompt.text for prompt in drawn)
+        seen |= {prompt.uid for prompt in drawn}
+        if config.model.text_encoders == "auto" and len(found) > MOST_TEXTS:
+            return ()
+        if len(seen) == len(prompts):
+            break
+    return tuple(found)
 
 
 def group_scores(

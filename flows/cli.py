@@ -232,11 +232,22 @@ def stop(
 
 
 @app.command()
-def doctor(debug: Debug = False) -> None:
-    """Check this machine: versions, devices, ports, disk; what is missing and what to type."""
-    from flows.commands.doctor import run
+def doctor(
+    model: Annotated[
+        str | None, typer.Option(help="Check this checkpoint instead: a directory, hub id, package:NAME, tiny:FAMILY.")
+    ] = None,
+    family: Annotated[str | None, typer.Option(help="With --model: its family, if it is a hub id.")] = None,
+    dtype: Annotated[str, typer.Option(help="With --model: auto, float32 or bfloat16.")] = "auto",
+    device: Annotated[str, typer.Option(help="With --model: cpu or cuda.")] = "cpu",
+    debug: Debug = False,
+) -> None:
+    """Check this machine: versions, devices, ports, disk; what is missing and what to type.
 
-    guarded(run, debug)
+    With --model, check a checkpoint against its own pipeline: a number and its limit for each check.
+    """
+    from flows.commands.doctor import run, run_model
+
+    guarded(run if model is None else lambda: run_model(model, family, dtype, device), debug)
 
 
 @app.command(

@@ -239,7 +239,13 @@ class Session:
         )
         self._engine = Engine(
             client=client,
-            setup=RunSetup(self._epoch, self.config, len(self._data.held_out), self.start_iteration),
+            setup=RunSetup(
+                self._epoch,
+                self.config,
+                len(self._data.held_out),
+                self.start_iteration,
+                runspec.texts_of(self.config, self.shape, self._data.train, self._data.held_out),
+            ),
             scheduler=self._timeline.hearing(self._clocked),
             start=self.start,
             prompts_of=functools.lru_cache(maxsize=256)(self._prompts_of),

@@ -260,7 +260,7 @@ def engine_for(
     scheduler = scheduler_for(config, shape)
     return Engine(
         client=client,
-        setup=RunSetup(uuid.uuid4().hex, config, len(held_out), first, replica),
+        setup=RunSetup(uuid.uuid4().hex, config, len(held_out), first, replica=replica),
         scheduler=scheduler if log is None else Recorder(scheduler, log),
         start=start,
         prompts_of=lambda m: tuple(runspec.prompts_of(shape, m, train_prompts, held_out)),

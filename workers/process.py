@@ -15,9 +15,11 @@ from distributed.utils import offload
 
 from digenrl import runspec
 from digenrl.algorithms.streaming import Closings
+from digenrl.memory import capabilities, need_of
 from digenrl.policy import Policy
 from digenrl.profile import Profile, measure
 from digenrl.rewards.base import PromptRecord
+from digenrl.scheduling.messages import Capability
 from digenrl.scheduling.units import TrainUnit
 from workers import tensors as tensors  # registers how they travel, in every process that may send or receive them
 from workers.held import HeldRef, Parcel, Tensors
@@ -86,7 +88,16 @@ def build(setup: RunSetup, incarnation: str) -> Readiness:
         else:
             _REPLICAS[incarnation] = Replica(setup, incarnation, policy if epoch == setup.epoch else None)
     kind = _REPLICAS[incarnation].kind
-    return Readiness(incarnation, kind, frozenset({"rollout", "train", "score"}), time.perf_counter() - began)
+    return Readiness(incarnation, kind, _able(setup), time.perf_counter() - began)
+
+
+def _able(setup: RunSetup) -> frozenset[Capability]:
+    """What the device's memory allows. That of a CPU is shared with whatever else runs there, so nothing is refused."""
+    if setup.replica is not None or setup.config.cluster.device == "cpu":
+        return capabilities(None, 1, None)
+    shape = runspec.shape(setup.config, setup.held_out, setup.start_iteration)
+    memory = torch.cuda.get_device_properties(torch.cuda.current_device()).total_memory
+    return capabilities(need_of(setup.config), shape.timestep_batch, memory)
 
 
 def find(incarnation: str, epoch: str) -> Hosted | None:

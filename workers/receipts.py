@@ -30,6 +30,7 @@ class RunSetup:
         config: the resolved configuration.
         held_out: number of evaluation prompts.
         start_iteration: first iteration of this attempt.
+        texts: that the run will encode; empty: not known, and encoders are kept.
         replica: (setup, incarnation) -> what runs the units on a worker; None: `workers.replica.Replica`.
     """
 
@@ -37,6 +38,7 @@ class RunSetup:
     config: RunConfig
     held_out: int
     start_iteration: int = 0
+    texts: tuple[str, ...] = ()
     replica: Callable[[RunSetup, str], Hosted] | None = None
 
 

@@ -80,6 +80,8 @@ class Replica:
         self.reward = RewardMix.of(setup.config.rewards).load()
         self._inspector = Inspector(setup.config)
         self._embeddings = EmbeddingCache(self.policy.model)
+        if setup.texts and self.policy.model.frees_text_encoders:
+            self._embeddings.prepare(setup.texts)
         self._weights = Weights(setup.config, self.policy)
         self._rollouts: dict[MicroBatchId, RolloutState] = {}
         self._finished: dict[MicroBatchId, FinishedRollout] = {}

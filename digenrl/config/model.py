@@ -8,6 +8,21 @@ from pydantic import Field
 
 from digenrl.config.section import PositiveInt, Section
 
+#: Kernels of diffusers' attention_dispatch that are exact and can be differentiated.
+ATTENTION_BACKENDS = (
+    "auto",
+    "native",
+    "_native_cudnn",
+    "_native_efficient",
+    "_native_flash",
+    "_native_math",
+    "flash",
+    "flash_hub",
+    "_flash_3",
+    "_flash_3_hub",
+    "xformers",
+)
+
 
 class ModelConfig(Section):
     """Which checkpoint, and what it generates."""
@@ -21,7 +36,17 @@ class ModelConfig(Section):
     height: PositiveInt = Field(12, le=8192, description="Height of generated samples in pixels.")
     width: PositiveInt = Field(24, le=8192, description="Width of generated samples in pixels.")
     frames: PositiveInt = Field(1, le=1025, description="Frames of generated samples; 1 for pictures.")
-    dtype: Literal["float32", "bfloat16"] = Field("float32", description="Type of the frozen base weights.")
+    revision: str | None = Field(
+        None,
+        min_length=1,
+        description="Commit, tag or branch of a hub id; null: what the hub's main branch, or the local cache if there "
+        "is no network, holds at the start.",
+    )
+    dtype: Literal["auto", "float32", "bfloat16"] = Field(
+        "auto",
+        description="Type of the frozen base weights; auto: bfloat16 on CUDA, float32 on the CPU. The adapter, its "
+        "optimiser, latents and the VAE are float32 in any case.",
+    )
     guidance_scale: float = Field(
         1.0,
         ge=0,
@@ -35,7 +60,35 @@ class ModelConfig(Section):
         description="Tokens of the long part of a prompt; null: as in the family's pipeline, or none if an sd3 "
         "checkpoint has no T5.",
     )
-    gradient_checkpointing: bool = Field(False, description="Recompute activations in the backward pass.")
+    gradient_checkpointing: bool | Literal["auto"] = Field(
+        "auto",
+        description="Recompute activations in the backward pass; auto: if the transformer has 100 million parameters "
+        "or more.",
+    )
+    attention: Literal[ATTENTION_BACKENDS] = Field(  # type: ignore[valid-type]
+        "auto",
+        description="Attention kernel by diffusers' name; auto: what torch picks. It must have a backward pass.",
+    )
+    compile: bool = Field(
+        False,
+        description="Compile the transformer for rollout. The first step is computed both ways: the run ends if they "
+        "differ by more than 1e-4 (bfloat16: 2e-2) of their norm.",
+    )
+    text_encoders: Literal["auto", "keep", "free"] = Field(
+        "auto",
+        description="keep: text encoders stay in memory, off the device while nothing is encoded; free: all prompts "
+        "are encoded at the start, then the encoders are freed; auto: free from 100 million parameters on, unless the run "
+        "has more than 2,048 prompts.",
+    )
+    vae_tiling: bool = Field(
+        False, description="Decode in overlapping tiles: less memory, and pictures that differ slightly at the seams."
+    )
+
+    def base_dtype(self, device: str) -> Literal["float32", "bfloat16"]:
+        """Type of the base weights on a device of this type."""
+        if self.dtype == "auto":
+            return "float32" if device == "cpu" else "bfloat16"
+        return self.dtype
 
 
 class LoraConfig(Section):

@@ -10,6 +10,7 @@ Shapes: B batch, T denoising steps, D latent shape of one sample, L text tokens.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Protocol
 
@@ -53,8 +54,20 @@ class FlowModel(Protocol):
     #: In which the family's own pipeline draws initial noise, in the order of `latent_shape`.
     noise_dtype: torch.dtype
 
+    device: torch.device
+
     def encode(self, prompts: Sequence[str]) -> Embeddings:
         """Encode B prompts as the family's own pipeline does."""
+
+    @property
+    def frees_text_encoders(self) -> bool:
+        """Whether all prompts of a run are to be encoded at its start; see `model.text_encoders`."""
+
+    def free_text_encoders(self) -> None:
+        """Give their memory back; from here on nothing can be encoded."""
+
+    def encoding_key(self) -> str:
+        """Hash of what embeddings depend on beside the prompt."""
 
     def latent_shape(self, geometry: Geometry) -> tuple[int, ...]:
         """Shape D of one sample's latent, (C, h, w) or (C, f, h, w): before any packing into tokens."""
@@ -77,6 +90,9 @@ class FlowModel(Protocol):
         Returns:
             (B, *D) float32.
         """
+
+    def rollout(self) -> AbstractContextManager[None]:
+        """Within it nothing is differentiated, and `velocity` may be computed by a compiled transformer."""
 
     def decode(self, latents: torch.Tensor) -> Decoded:
         """Decode (B, *D) clean latents in float32."""

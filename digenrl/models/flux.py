@@ -33,8 +33,17 @@ class FluxModel(PipelineModel):
 
     def _encode(self, prompts: list[str]) -> Embeddings:
         """`prompt_embeds` (B, L, C) of T5, padded to its length without a mask, and `pooled_prompt_embeds` (B, P)."""
-        embeds, pooled, _ = self.pipeline.encode_prompt(prompts, max_sequence_length=self._tokens)
+        embeds, pooled, _ = self.pipeline.encode_prompt(prompts, device=self.device, max_sequence_length=self.tokens)
         return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
+
+    def blank_embeddings(self, prompts: int) -> Embeddings:
+        """See PipelineModel."""
+        config = self.pipeline.transformer.config
+        return self._blank(
+            prompts,
+            prompt_embeds=(self.tokens, config.joint_attention_dim),
+            pooled_prompt_embeds=(config.pooled_projection_dim,),
+        )
 
     def velocity(
         self, latents: torch.Tensor, sigma: torch.Tensor, embeddings: Embeddings, guidance_scale: float
@@ -46,7 +55,7 @@ class FluxModel(PipelineModel):
         height, width = latents.shape[-2:]
         text = embeddings["prompt_embeds"].to(self._dtype)
         distilled = self.pipeline.transformer.config.guidance_embeds
-        tokens: torch.Tensor = self.transformer(
+        tokens: torch.Tensor = self._transform(
             hidden_states=pack(latents).to(self._dtype),
             # In this order, as the pipeline does: the quotient is not sigma to the last bit.
             timestep=self._timestep(sigma) / 1000,

@@ -27,8 +27,19 @@ class HunyuanModel(PipelineModel):
     def _encode(self, prompts: list[str]) -> Embeddings:
         """`prompt_embeds` (B, L, C) of LLaMA, less the template, `prompt_attention_mask` (B, L), and CLIP's
         `pooled_prompt_embeds` (B, P)."""
-        embeds, pooled, mask = self.pipeline.encode_prompt(prompts, max_sequence_length=self._tokens)
+        embeds, pooled, mask = self.pipeline.encode_prompt(prompts, device=self.device, max_sequence_length=self.tokens)
         return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled, "prompt_attention_mask": mask}
+
+    def blank_embeddings(self, prompts: int) -> Embeddings:
+        """See PipelineModel."""
+        config = self.pipeline.transformer.config
+        found = self._blank(
+            prompts,
+            prompt_embeds=(self.tokens, config.text_embed_dim),
+            pooled_prompt_embeds=(config.pooled_projection_dim,),
+        )
+        mask = torch.ones((prompts, self.tokens), dtype=torch.long, device=self.device)
+        return {**found, "prompt_attention_mask": mask}
 
     def velocity(
         self, latents: torch.Tensor, sigma: torch.Tensor, embeddings: Embeddings, guidance_scale: float
@@ -38,7 +49,7 @@ class HunyuanModel(PipelineModel):
         Unlike FLUX's, this transformer takes timestep and guidance as they are: the caller multiplies by 1000, the
         guidance in the transformer's dtype.
         """
-        output: torch.Tensor = self.transformer(
+        output: torch.Tensor = self._transform(
             hidden_states=latents.to(self._dtype),
             timestep=self._timestep(sigma),
             encoder_hidden_states=embeddings["prompt_embeds"].to(self._dtype),

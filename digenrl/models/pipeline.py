@@ -12,6 +12,7 @@ scheduler, adapters are written by its own `save_lora_weights`.
 
 from __future__ import annotations
 
+import hashlib
 import json
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -28,6 +29,7 @@ from torch import nn
 from digenrl.config import LoraConfig, ModelConfig
 from digenrl.models.base import Decoded, Embeddings, Geometry
 from digenrl.models.checkpoint import CheckpointError, locate, unloadable
+from digenrl.models.kernels import Compiled, set_attention
 from digenrl.models.registry import FAMILIES
 from digenrl.models.sigmas import Spacing, sigma_table
 
@@ -36,6 +38,10 @@ JOINT_ATTENTION = tuple(
     f"attn.{name}"
     for name in ("to_q", "to_k", "to_v", "to_out.0", "add_q_proj", "add_k_proj", "add_v_proj", "to_add_out")
 )
+#: From so many parameters on, a part is worth saving the memory of, in the time that takes.
+LARGE = 10**8
+#: Of each tensor of a text encoder, so many numbers go into the name of what it encodes.
+KEY_NUMBERS = 64
 #: Decoding is cut by geometry alone, so the cut (and with it every bit) is the same on every worker.
 PIXELS_PER_DECODE = 2**20
 
@@ -83,16 +89,21 @@ class PipelineModel(ABC):
     def __init__(self, pipeline: Any, max_sequence_length: int | None = None) -> None:
         self.pipeline = pipeline
         self.transformer: nn.Module = pipeline.transformer
+        self.device: torch.device = pipeline.transformer.device
         self.sizes = FAMILIES[self.family].sizes(pipeline.vae.config, pipeline.transformer.config)
         self._dtype: torch.dtype = pipeline.transformer.dtype
         self.noise_dtype = torch.float32 if self.sizes.frame_scale else self._dtype  # videos are denoised in float32
-        self._tokens = self.default_tokens if max_sequence_length is None else max_sequence_length
-        if self._tokens < self.fewest_tokens:
+        self.tokens = self.default_tokens if max_sequence_length is None else max_sequence_length
+        if self.tokens < self.fewest_tokens:
             raise CheckpointError(
                 f"model.max_sequence_length must be at least {self.fewest_tokens} for model.family={self.family}, "
-                f"got {self._tokens}"
+                f"got {self.tokens}"
             )
         self._negative: Embeddings | None = None
+        self._compiled: Compiled | None = None
+        self._rolling_out = False
+        self._freed = False
+        self._text_encoders = "auto"
         pipeline.set_progress_bar_config(disable=True)
         for part in pipeline.components.values():
             if isinstance(part, nn.Module):
@@ -106,17 +117,37 @@ class PipelineModel(ABC):
             CheckpointError: not found, not of this family, or unable to generate the configured size.
         """
         path = locate(config.path)
-        dtype = {"vae": torch.float32, "default": getattr(torch, config.dtype)}
+        dtype = {"vae": torch.float32, "default": getattr(torch, config.base_dtype(device.type))}
+        revision = {} if config.revision is None else {"revision": config.revision}
+        if revision and Path(path).is_dir():
+            raise CheckpointError(f"model.revision={config.revision!r} is for hub ids; model.path is the folder {path}")
         try:
             with quiet():
-                pipeline = cls.pipeline_class.from_pretrained(path, dtype=dtype, **_absent_parts(path))
+                pipeline = cls.pipeline_class.from_pretrained(path, dtype=dtype, **revision, **_absent_parts(path))
         except (OSError, ValueError, TypeError, AttributeError) as error:
             raise unloadable(config.path, cls.pipeline_class.__name__, error) from error
-        model = cls(pipeline.to(device), max_sequence_length=config.max_sequence_length)
+        pipeline.transformer.to(device)
+        model = cls(pipeline, max_sequence_length=config.max_sequence_length)
         model.latent_shape(Geometry(config.height, config.width, config.frames))
-        if config.gradient_checkpointing:
-            pipeline.transformer.enable_gradient_checkpointing()
+        model.settle(config)
         return model
+
+    def settle(self, config: ModelConfig) -> None:
+        """Apply what a configuration says about how to compute.
+
+        Raises:
+            CheckpointError: the attention kernel does not run here.
+        """
+        checkpointing = config.gradient_checkpointing
+        if checkpointing == "auto":
+            checkpointing = sum(p.numel() for p in self.transformer.parameters()) >= LARGE
+        if checkpointing:
+            self.pipeline.transformer.enable_gradient_checkpointing()
+        if config.vae_tiling:
+            self.pipeline.vae.enable_tiling()
+        self._text_encoders = config.text_encoders
+        set_attention(self.transformer, config.attention)
+        self._compiled = Compiled(self.transformer) if config.compile else None
 
     @classmethod
     def save_lora(cls, adapter: Mapping[str, torch.Tensor], lora: LoraConfig, directory: Path) -> None:
@@ -130,13 +161,76 @@ class PipelineModel(ABC):
         Where the family has a negative prompt, all of them again for it, with the prefix `negative_` (one tensor
         expanded over the batch). Not in inference mode: the backward pass of training must be able to save them.
         """
-        found = dict(self._encode(list(prompts)))
-        if self.negative_prompt is not None:
-            if self._negative is None:
-                self._negative = self._encode([self.negative_prompt])
-            for name, tensor in self._negative.items():
-                found[f"negative_{name}"] = tensor.expand(len(prompts), *tensor.shape[1:])
+        if self._freed:
+            raise RuntimeError(
+                f"{prompts[0]!r} cannot be encoded: the text encoders were freed after all prompts of the run were "
+                "(model.text_encoders=keep keeps them)"
+            )
+        with self.encoders_on_device():
+            found = dict(self._encode(list(prompts)))
+            if self.negative_prompt is not None:
+                if self._negative is None:
+                    self._negative = self._encode([self.negative_prompt])
+                for name, tensor in self._negative.items():
+                    found[f"negative_{name}"] = tensor.expand(len(prompts), *tensor.shape[1:])
         return found
+
+    @property
+    def text_encoders(self) -> dict[str, nn.Module]:
+        """Those that are loaded, by the pipeline's names."""
+        parts = self.pipeline.components.items()
+        return {name: part for name, part in parts if name.startswith("text_encoder") and part is not None}
+
+    @contextmanager
+    def encoders_on_device(self) -> Iterator[None]:
+        """They are there only while they encode: they may be larger than the transformer."""
+        encoders = self.text_encoders.values()
+        for encoder in encoders:
+            encoder.to(self.device)
+        try:
+            yield
+        finally:
+            if self.device.type != "cpu":
+                for encoder in encoders:
+                    encoder.to("cpu")
+
+    def encoding_key(self) -> str:
+        """Hash of what embeddings depend on beside the prompt: of every tensor of the encoders some numbers."""
+        said = [type(self.pipeline).__name__, str(self.tokens), str(self.negative_prompt), str(self._dtype)]
+        digest = hashlib.sha256("/".join(said).encode())
+        for name, encoder in self.text_encoders.items():
+            for path, tensor in encoder.state_dict().items():
+                digest.update(f"{name}.{path} {tuple(tensor.shape)} {tensor.dtype}".encode())
+                some = tensor.flatten()[:: max(1, tensor.numel() // KEY_NUMBERS)][:KEY_NUMBERS]
+                digest.update(some.float().cpu().numpy().tobytes())
+        return digest.hexdigest()[:32]
+
+    @property
+    def frees_text_encoders(self) -> bool:
+        """See FlowModel."""
+        if self._text_encoders != "auto":
+            return self._text_encoders == "free"
+        return sum(p.numel() for encoder in self.text_encoders.values() for p in encoder.parameters()) >= LARGE
+
+    def free_text_encoders(self) -> None:
+        """Give their memory back; from here on nothing can be encoded."""
+        for name in self.text_encoders:
+            setattr(self.pipeline, name, None)
+        self._freed = True
+
+    @contextmanager
+    def rollout(self) -> Iterator[None]:
+        """Within it `velocity` may use the compiled transformer: nothing is differentiated or compared there."""
+        before, self._rolling_out = self._rolling_out, True
+        try:
+            yield
+        finally:
+            self._rolling_out = before
+
+    def _transform(self, **inputs: Any) -> Any:
+        """The transformer's output."""
+        run = self._compiled if self._rolling_out and self._compiled is not None else self.transformer
+        return run(**inputs)
 
     def latent_shape(self, geometry: Geometry) -> tuple[int, ...]:
         """(C, h, w) or (C, f, h, w) of one sample.
@@ -158,6 +252,7 @@ class PipelineModel(ABC):
     @torch.no_grad()
     def decode(self, latents: torch.Tensor) -> Decoded:
         """Decode in float32 and round to uint8. A sample with a NaN or infinity is marked: it is not a black image."""
+        self.pipeline.vae.to(latents.device)  # on the first call: who never decodes never holds it there
         per_part = max(1, PIXELS_PER_DECODE // self.sizes.pixels(tuple(latents.shape[1:])))
         parts = torch.split(latents.to(torch.float32), per_part)
         images, finite = zip(*map(self._decode_part, parts), strict=True)
@@ -175,6 +270,19 @@ class PipelineModel(ABC):
         """(B,) float32 timestep, 1000 * sigma: computed here only, so rollout and training embed the same number."""
         scale: int = self.pipeline.scheduler.config.num_train_timesteps
         return sigma.to(torch.float32) * scale
+
+    @abstractmethod
+    def blank_embeddings(self, prompts: int) -> Embeddings:
+        """Zeros of the shapes and dtypes of the longest prompts' embeddings, negative ones included; no masks where
+        nothing is padded."""
+
+    def _blank(self, prompts: int, **shapes: tuple[int, ...]) -> dict[str, torch.Tensor]:
+        prefixes = ("",) if self.negative_prompt is None else ("", "negative_")
+        return {
+            prefix + name: torch.zeros((prompts, *shape), dtype=self._dtype, device=self.device)
+            for prefix in prefixes
+            for name, shape in shapes.items()
+        }
 
     @abstractmethod
     def _encode(self, prompts: list[str]) -> Embeddings:

@@ -32,10 +32,14 @@ class QwenModel(PipelineModel):
 
     def _encode(self, prompts: list[str]) -> Embeddings:
         """`prompt_embeds` (B, L, C) and `prompt_embeds_mask` (B, L) int64, 1 where a token is no padding."""
-        embeds, mask = self.pipeline.encode_prompt(prompts, max_sequence_length=self._tokens)
+        embeds, mask = self.pipeline.encode_prompt(prompts, device=self.device, max_sequence_length=self.tokens)
         if mask is None:  # the pipeline's word for: no padding
             mask = embeds.new_ones(embeds.shape[:2], dtype=torch.long)
         return {"prompt_embeds": embeds, "prompt_embeds_mask": mask}
+
+    def blank_embeddings(self, prompts: int) -> Embeddings:
+        """See PipelineModel."""
+        return self._blank(prompts, prompt_embeds=(self.tokens, self.pipeline.transformer.config.joint_attention_dim))
 
     def velocity(
         self, latents: torch.Tensor, sigma: torch.Tensor, embeddings: Embeddings, guidance_scale: float
@@ -48,14 +52,14 @@ class QwenModel(PipelineModel):
 
     def _forward(self, latents: torch.Tensor, sigma: torch.Tensor, embeddings: Embeddings, prefix: str) -> torch.Tensor:
         """(B, S, 4C) packed velocity for one kind of prompts."""
-        mask = embeddings[f"{prefix}prompt_embeds_mask"]
+        mask = embeddings.get(f"{prefix}prompt_embeds_mask")  # None: there is no padding
         height, width = latents.shape[-2:]
-        output: torch.Tensor = self.transformer(
+        output: torch.Tensor = self._transform(
             hidden_states=pack(latents).to(self._dtype),
             # In this order, as the pipeline does: the quotient is not sigma to the last bit.
             timestep=self._timestep(sigma) / 1000,
             encoder_hidden_states=embeddings[f"{prefix}prompt_embeds"].to(self._dtype),
-            encoder_hidden_states_mask=None if bool(mask.all()) else mask,
+            encoder_hidden_states_mask=None if mask is None or bool(mask.all()) else mask,
             img_shapes=[[(1, height // 2, width // 2)]] * len(latents),
             return_dict=False,
         )[0]

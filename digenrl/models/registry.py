@@ -32,20 +32,24 @@ class Family:
         pipeline: name of the diffusers class of its checkpoints.
         sizes: what a checkpoint can generate, from the configurations of its VAE and its transformer.
         distilled: guidance is an input of the transformer, not a second pass through it.
+        pictures: it generates pictures, not videos.
     """
 
     model: str
     pipeline: str
     sizes: Callable[[PartConfig, PartConfig], SizeRule]
     distilled: bool = False
+    pictures: bool = True
 
 
 FAMILIES: dict[str, Family] = {
     "sd3": Family("digenrl.models.sd3:SD3Model", "StableDiffusion3Pipeline", of_sd3),
     "flux": Family("digenrl.models.flux:FluxModel", "FluxPipeline", of_flux, distilled=True),
     "qwen": Family("digenrl.models.qwen:QwenModel", "QwenImagePipeline", of_qwen),
-    "wan": Family("digenrl.models.wan:WanModel", "WanPipeline", of_wan),
-    "hunyuan": Family("digenrl.models.hunyuan:HunyuanModel", "HunyuanVideoPipeline", of_hunyuan, distilled=True),
+    "wan": Family("digenrl.models.wan:WanModel", "WanPipeline", of_wan, pictures=False),
+    "hunyuan": Family(
+        "digenrl.models.hunyuan:HunyuanModel", "HunyuanVideoPipeline", of_hunyuan, distilled=True, pictures=False
+    ),
 }
 
 
@@ -57,13 +61,13 @@ def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> FlowM
     """
     import torch
 
-    model: FlowModel = _model_class(config.family).load(config, torch.device(device))
+    model: FlowModel = model_class(config.family).load(config, torch.device(device))
     return model
 
 
 def save_lora(family: str, adapter: Mapping[str, torch.Tensor], lora: LoraConfig, directory: Path) -> None:
     """Write an adapter so that the family's diffusers pipeline takes it with `load_lora_weights(directory)`."""
-    _model_class(family).save_lora(adapter, lora, directory)
+    model_class(family).save_lora(adapter, lora, directory)
 
 
 def family_of(name: str) -> Family:
@@ -79,6 +83,11 @@ def family_of(name: str) -> Family:
     return FAMILIES[name]
 
 
-def _model_class(name: str) -> Any:
+def model_class(name: str) -> Any:
+    """The PipelineModel of a family.
+
+    Raises:
+        ConfigError: there is none of this name.
+    """
     module, _, attribute = family_of(name).model.partition(":")
     return getattr(import_module(module), attribute)

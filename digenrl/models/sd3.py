@@ -43,9 +43,23 @@ class SD3Model(PipelineModel):
     def _encode(self, prompts: list[str]) -> Embeddings:
         """`prompt_embeds` (B, L, C) and `pooled_prompt_embeds` (B, P)."""
         embeds, _, pooled, _ = self.pipeline.encode_prompt(
-            prompts, None, None, do_classifier_free_guidance=False, max_sequence_length=self._tokens
+            prompts,
+            None,
+            None,
+            device=self.device,
+            do_classifier_free_guidance=False,
+            max_sequence_length=self.tokens,
         )
         return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
+
+    def blank_embeddings(self, prompts: int) -> Embeddings:
+        """See PipelineModel."""
+        config = self.pipeline.transformer.config
+        return self._blank(
+            prompts,
+            prompt_embeds=(self.pipeline.tokenizer_max_length + self.tokens, config.joint_attention_dim),
+            pooled_prompt_embeds=(config.pooled_projection_dim,),
+        )
 
     def velocity(
         self, latents: torch.Tensor, sigma: torch.Tensor, embeddings: Embeddings, guidance_scale: float
@@ -54,7 +68,7 @@ class SD3Model(PipelineModel):
         guided = guidance_scale > 1
         names = ("negative_", "") if guided else ("",)
         copies = len(names)
-        output: torch.Tensor = self.transformer(
+        output: torch.Tensor = self._transform(
             hidden_states=latents.to(self._dtype).repeat(copies, 1, 1, 1),
             timestep=self._timestep(sigma).repeat(copies),
             encoder_hidden_states=_join(embeddings, names, "prompt_embeds").to(self._dtype),

@@ -46,9 +46,13 @@ class WanModel(PipelineModel):
     def _encode(self, prompts: list[str]) -> Embeddings:
         """`prompt_embeds` (B, L, C) of UMT5: zeros after a prompt's own length, without a mask."""
         embeds, _ = self.pipeline.encode_prompt(
-            prompts, do_classifier_free_guidance=False, max_sequence_length=self._tokens
+            prompts, device=self.device, do_classifier_free_guidance=False, max_sequence_length=self.tokens
         )
         return {"prompt_embeds": embeds}
+
+    def blank_embeddings(self, prompts: int) -> Embeddings:
+        """See PipelineModel."""
+        return self._blank(prompts, prompt_embeds=(self.tokens, self.pipeline.transformer.config.text_dim))
 
     def velocity(
         self, latents: torch.Tensor, sigma: torch.Tensor, embeddings: Embeddings, guidance_scale: float
@@ -61,7 +65,7 @@ class WanModel(PipelineModel):
         return negative + guidance_scale * (positive - negative)
 
     def _forward(self, latents: torch.Tensor, sigma: torch.Tensor, text: torch.Tensor) -> torch.Tensor:
-        output: torch.Tensor = self.transformer(
+        output: torch.Tensor = self._transform(
             hidden_states=latents.to(self._dtype),
             timestep=self._timestep(sigma).long(),  # truncated, as UniPC's are
             encoder_hidden_states=text.to(self._dtype),

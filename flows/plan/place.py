@@ -75,8 +75,8 @@ def _refused(member: Member, need: Need | None, timestep_batch: int) -> dict[Cap
         return {}
     refused: dict[Capability, str] = {}
     has = f"{member.kind} has {memory / GIB:.3g} GiB, of which {USABLE:.0%} can be planned with"
-    if need.rollout > USABLE * memory:
-        refused["rollout"] = f"memory: {has}; rolling out needs {need.rollout / GIB:.3g} GiB"
+    if need.to_roll_out > USABLE * memory:
+        refused["rollout"] = f"memory: {has}; rolling out needs {need.to_roll_out / GIB:.3g} GiB"
     most = need.most_timesteps(memory)
     if most < timestep_batch:
         wanted = f"training {timestep_batch} timesteps at once needs {need.train(timestep_batch) / GIB:.3g} GiB"

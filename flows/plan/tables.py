@@ -73,7 +73,7 @@ def workers_table(pools: Sequence[Pool], split: Mapping[str, int], need: Need | 
     for pool in pools:
         training = split.get(pool.kind, 0)
         roles = (str(training), str(pool.count - training)) if split else ("all", "all")
-        memory = (_gib(need.train(batch)), _gib(need.rollout)) if need is not None else ("unknown", "unknown")
+        memory = (_gib(need.train(batch)), _gib(need.to_roll_out)) if need is not None else ("unknown", "unknown")
         price = "unknown" if pool.price_per_hour is None else f"{pool.price_per_hour:.2f}"
         table.add_row(pool.kind, str(pool.count), *roles, *memory, *([price] if priced else []))
     return table

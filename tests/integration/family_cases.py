@@ -2,18 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
 from digenrl.config import LoraConfig, ModelConfig
-from digenrl.identity import MicroBatchId, SampleId
 from digenrl.models.base import Geometry
-from digenrl.models.packing import pack, unpack
 from digenrl.models.registry import load_model
-from digenrl.policy import NumberedAdapter, Policy
+from digenrl.models.stock import Stock, stock_of
+from digenrl.models.verify import rollout_of
+from digenrl.policy import Policy
 from digenrl.rollout import RolloutSpec
 from digenrl.trajectory import Trajectory
 
@@ -24,22 +24,24 @@ LORA = LoraConfig(rank=4, alpha=8)
 
 @dataclass(frozen=True)
 class Case:
-    """A family on its tiny checkpoint.
-
-    Attributes:
-        model: what to load.
-        guidance: without and with.
-        arguments: of the pipeline's call, from the guidance scale and the number of prompts, beside the common ones.
-        encoded: what `encode_prompt` of the pipeline gives, by our names.
-        enter, leave: latents as the pipeline takes and returns them.
-    """
+    """A family on its tiny checkpoint."""
 
     model: ModelConfig
-    guidance: tuple[float, float]
-    arguments: Callable[[float, int], dict[str, Any]]
-    encoded: Callable[[Any, list[str]], Mapping[str, torch.Tensor]]
-    enter: Callable[[torch.Tensor], torch.Tensor] = torch.clone
-    leave: Callable[[torch.Tensor, torch.Tensor], torch.Tensor] = lambda latents, like: latents
+
+    @property
+    def called(self) -> Stock:
+        """How the family's pipeline is called."""
+        return stock_of(self.model.family)
+
+    @property
+    def guidance(self) -> tuple[float, float]:
+        """Without and with."""
+        return self.called.guidance
+
+    @property
+    def tokens(self) -> int:
+        """Of the long part of a prompt; the tiny SD3 has no T5."""
+        return {"sd3": 0, "hunyuan": 256}.get(self.model.family, 512)
 
     @property
     def geometry(self) -> Geometry:
@@ -58,10 +60,11 @@ class Case:
     def stock(self) -> Any:
         """The family's pipeline, freshly loaded."""
         pipeline = load_model(self.model).pipeline
-        if self.model.family == "wan":  # whose multistep solver is Euler's method at order 1
-            order = {"solver_order": 1, "disable_corrector": list(range(1000))}
-            pipeline.scheduler = type(pipeline.scheduler).from_config(pipeline.scheduler.config, **order)
-        return pipeline
+        return self.called.prepare(pipeline)
+
+    def encoded(self, pipeline: Any, prompts: list[str]) -> Mapping[str, torch.Tensor]:
+        """What `encode_prompt` of the pipeline gives, by our names."""
+        return self.called.encoded(pipeline, prompts, self.tokens)
 
     def call(self, pipeline: Any, latents: torch.Tensor, steps: int, guidance: float, output: str) -> Any:
         """Final latents (B, *D), or pixels in [0, 1] as an array (B, [F,] H, W, 3)."""
@@ -70,40 +73,24 @@ class Case:
 
     def call_arguments(self, latents: torch.Tensor, steps: int, guidance: float, output: str) -> dict[str, Any]:
         """What the pipeline is called with, for as many of the prompts as there are (B, *D) latents."""
-        prompts = PROMPTS[: len(latents)]
-        return {
-            "prompt": prompts,
-            "height": self.model.height,
-            "width": self.model.width,
-            "num_inference_steps": steps,
-            "latents": self.enter(latents),
-            "output_type": output,
-            "return_dict": False,
-            **({"num_frames": self.model.frames} if latents.ndim == 5 else {}),
-            **self.arguments(guidance, len(prompts)),
-        }
-
-    def spec(self, policy: Policy, size: int, steps: Sequence[int], guidance: float, num_steps: int = 4) -> RolloutSpec:
-        return RolloutSpec(
-            micro_batch=MicroBatchId("train", 0, 0),
-            samples=tuple(SampleId(7, 0, 0, i) for i in range(size)),
-            version=0,
-            sigmas=policy.model.sigmas(num_steps, self.geometry),
-            stochastic=tuple(steps),
-            steps=tuple(steps),
-            sampler="flow_sde",
-            noise_level=0.7,
-            guidance_scale=guidance,
-            geometry=self.geometry,
+        # The pipeline's own default length, where it has one: it is what our default must agree with.
+        tokens = self.tokens if self.model.family == "sd3" else None
+        return self.called.call_arguments(
+            PROMPTS[: len(latents)],
+            latents,
+            self.geometry,
+            steps=steps,
+            guidance=guidance,
+            tokens=tokens,
+            output=output,
         )
 
+    def leave(self, found: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
+        """What a call returned, as (B, *D) latents."""
+        return self.called.leave(found, like)
 
-def moved(policy: Policy, scale: float = 0.1) -> NumberedAdapter:
-    """An adapter away from the start, both matrices of every layer."""
-    generator = torch.Generator().manual_seed(1)
-    start = policy.initial_adapter()
-    noise = {name: torch.randn(w.shape, generator=generator).to(w) for name, w in start.items()}
-    return NumberedAdapter(1, {name: w + scale * noise[name] for name, w in start.items()})
+    def spec(self, policy: Policy, size: int, steps: Sequence[int], guidance: float, num_steps: int = 4) -> RolloutSpec:
+        return rollout_of(policy, self.geometry, size, steps, guidance, num_steps)
 
 
 def widened(trajectory: Trajectory) -> Trajectory:
@@ -112,84 +99,10 @@ def widened(trajectory: Trajectory) -> Trajectory:
     return replace(trajectory, **{name: getattr(trajectory, name).double() for name in names})
 
 
-def _sd3_encoded(pipeline: Any, prompts: list[str]) -> Mapping[str, torch.Tensor]:
-    embeds, negative, pooled, negative_pooled = pipeline.encode_prompt(prompts, None, None, max_sequence_length=0)
-    return {
-        "prompt_embeds": embeds,
-        "pooled_prompt_embeds": pooled,
-        "negative_prompt_embeds": negative,
-        "negative_pooled_prompt_embeds": negative_pooled,
-    }
-
-
-def _flux_encoded(pipeline: Any, prompts: list[str]) -> Mapping[str, torch.Tensor]:
-    embeds, pooled, _ = pipeline.encode_prompt(prompts, max_sequence_length=512)
-    return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled}
-
-
-def _qwen_encoded(pipeline: Any, prompts: list[str]) -> Mapping[str, torch.Tensor]:
-    embeds, mask = pipeline.encode_prompt(prompts, max_sequence_length=512)
-    negative, none = pipeline.encode_prompt([" "] * len(prompts), max_sequence_length=512)
-    assert mask is not None and none is None
-    return {
-        "prompt_embeds": embeds,
-        "prompt_embeds_mask": mask,
-        "negative_prompt_embeds": negative,
-        "negative_prompt_embeds_mask": torch.ones(negative.shape[:2], dtype=torch.long),
-    }
-
-
-def _qwen_arguments(guidance: float, prompts: int) -> dict[str, Any]:
-    return {"true_cfg_scale": guidance, "negative_prompt": [" "] * prompts if guidance > 1 else None}
-
-
-def _wan_encoded(pipeline: Any, prompts: list[str]) -> Mapping[str, torch.Tensor]:
-    embeds, negative = pipeline.encode_prompt(prompts, max_sequence_length=512)
-    return {"prompt_embeds": embeds, "negative_prompt_embeds": negative}
-
-
-def _hunyuan_encoded(pipeline: Any, prompts: list[str]) -> Mapping[str, torch.Tensor]:
-    embeds, pooled, mask = pipeline.encode_prompt(prompts)
-    return {"prompt_embeds": embeds, "pooled_prompt_embeds": pooled, "prompt_attention_mask": mask}
-
-
-def _unpacked(latents: torch.Tensor, like: torch.Tensor) -> torch.Tensor:
-    return unpack(latents, *like.shape[-2:])
-
-
 CASES = {
-    "sd3": Case(
-        ModelConfig(),
-        (1.0, 4.5),
-        lambda guidance, _: {"guidance_scale": guidance, "max_sequence_length": 0},
-        _sd3_encoded,
-    ),
-    "flux": Case(
-        ModelConfig(family="flux", path="tiny:flux", height=32, width=64),
-        (1.0, 3.5),
-        lambda guidance, _: {"guidance_scale": guidance},
-        _flux_encoded,
-        pack,
-        _unpacked,
-    ),
-    "qwen": Case(
-        ModelConfig(family="qwen", path="tiny:qwen", height=32, width=64),
-        (1.0, 4.0),
-        _qwen_arguments,
-        _qwen_encoded,
-        pack,
-        _unpacked,
-    ),
-    "wan": Case(
-        ModelConfig(family="wan", path="tiny:wan", height=32, width=48, frames=5),
-        (1.0, 5.0),
-        lambda guidance, _: {"guidance_scale": guidance},
-        _wan_encoded,
-    ),
-    "hunyuan": Case(
-        ModelConfig(family="hunyuan", path="tiny:hunyuan", height=32, width=48, frames=5),
-        (1.0, 6.0),
-        lambda guidance, _: {"guidance_scale": guidance},
-        _hunyuan_encoded,
-    ),
+    "sd3": Case(ModelConfig()),
+    "flux": Case(ModelConfig(family="flux", path="tiny:flux", height=32, width=64)),
+    "qwen": Case(ModelConfig(family="qwen", path="tiny:qwen", height=32, width=64)),
+    "wan": Case(ModelConfig(family="wan", path="tiny:wan", height=32, width=48, frames=5)),
+    "hunyuan": Case(ModelConfig(family="hunyuan", path="tiny:hunyuan", height=32, width=48, frames=5)),
 }

@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from benchmarks import learn, overhead, search_gap
+from benchmarks import gpu, learn, memory, overhead, rollout, search_gap, train_step
 from benchmarks.overhead_figures import Gap, Ran, Reading, Side, busy_shares, gaps, row_of, side_of
 from benchmarks.overhead_tables import (
     BEGIN,
@@ -319,3 +320,39 @@ def test_gaps_are_of_the_best_schedule_known_and_of_the_bound() -> None:
     assert found["search"]["share_of_time"] == pytest.approx(0.6 / 26.0)
     assert found["search_share_of_time"] == pytest.approx(0.6 / 26.0 - 0.2 / 30.0)
     assert "missed" in search_gap.verdict(found) and "shortens greedy iterations by 7.5%" in search_gap.verdict(found)
+
+
+# --- the model's own speed and memory ---
+
+
+def test_train_step_compares_equal_gradients(tmp_path: Path) -> None:
+    train_step.main(["--quick", "--json", str(tmp_path / "found.json")])
+    rows = json.loads((tmp_path / "found.json").read_text())
+    assert [row["micro_batch"] for row in rows] == [1, 2]
+    assert all(row["gradient_off"] < 1e-4 and row["ours"] > 0 and row["published"] > 0 for row in rows)
+
+
+def test_rollout_is_compared_with_the_pipelines_call(tmp_path: Path) -> None:
+    rollout.main(["--quick", "--json", str(tmp_path / "found.json")])
+    (row,) = json.loads((tmp_path / "found.json").read_text())
+    assert row["pipeline"] > 0 and row["ours"] > 0
+
+
+def test_memory_is_compared_with_the_allocator(tmp_path: Path) -> None:
+    memory.main(["--quick", "--json", str(tmp_path / "found.json")])
+    (row,) = json.loads((tmp_path / "found.json").read_text())
+    assert abs(row["off"]) < 0.15 and row["measured"] > 1e7
+
+
+def test_gpu_runs_at_tiny_sizes_and_says_where_there_is_no_gpu(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu.main(["--device", "cpu", "--quick", "--json", str(tmp_path / "found.json")])
+    rows = json.loads((tmp_path / "found.json").read_text())["rows"]
+    assert [row["model"] for row in rows] == list(gpu.CASES) and all(row["flops"] > 1e6 for row in rows)
+    with pytest.raises(SystemExit):
+        gpu.main(["--device", "cpu"])
+    if not torch.cuda.is_available():
+        capsys.readouterr()
+        gpu.main([])
+        assert "sees no CUDA device here" in capsys.readouterr().out

@@ -18,13 +18,14 @@ from digenrl.config.load import load_config
 from digenrl.loop import train
 from digenrl.models.embeddings import EmbeddingCache
 from digenrl.models.registry import FAMILIES, load_model, save_lora
+from digenrl.models.verify import moved
 from digenrl.policy import NumberedAdapter, Policy
 from digenrl.preflight_model import check_model
 from digenrl.rewards.base import Scored
 from digenrl.rollout import RolloutSpec, RolloutState, advance, finish, start_rollout
 from digenrl.training import Contribution, train_unit
 from digenrl.trajectory import Trajectory
-from family_cases import CASES, LORA, PROMPTS, Case, moved, widened
+from family_cases import CASES, LORA, PROMPTS, Case, widened
 from flows.plan.memory import need_of
 from flows.plan.subject import subject_of
 
@@ -68,7 +69,7 @@ def test_preflight_has_nothing_to_say_and_the_plan_knows_the_size(case: Case) ->
     check_model(subject.config.model, subject.config.lora, problems, notes)
     assert problems == notes == []
     need = need_of(subject)
-    assert need is not None and 1e5 < need.rollout < need.train(1) < 1e9
+    assert need is not None and 1e5 < need.to_roll_out < need.train(1) < 1e9
 
 
 def test_adapters_go_where_the_published_lists_say(case: Case, policy: Policy) -> None:
