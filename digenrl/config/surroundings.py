@@ -32,8 +32,13 @@ class EvaluationConfig(Section):
 class CheckpointConfig(Section):
     """When state is saved."""
 
-    every: int = Field(10, ge=0, description="Save every n iterations, and at the end (0: only at the end).")
-    keep: PositiveInt = Field(3, description="Keep the newest n checkpoints.")
+    every: int = Field(
+        10,
+        ge=0,
+        description="Save every n iterations, and at the end (0: only at the end); with guard.mode=stop also what is "
+        "evaluated.",
+    )
+    keep: PositiveInt = Field(3, description="Keep the newest n checkpoints, and what the guard may go back to.")
 
 
 class GatesConfig(Section):
