@@ -1,6 +1,6 @@
 """The memory model against what allocators report, on sizes where it exceeds 256 MB.
 
-    python benchmarks/memory.py --json memory.json      (about three minutes; --quick: one family, one size)
+    python benchmarks/memory.py --json memory.json      (about six minutes; --quick: one family, one unit)
 
 Every case is a random model of a family, wider and deeper than the tiny one, in a process of its own. Its rollout step,
 its training pass (one and three timesteps, with and without gradient checkpointing) and its decoding are traced without
