@@ -190,7 +190,7 @@ def test_trainer_helps_where_the_iteration_ends_earlier() -> None:
 
 def test_trainer_waits_where_helping_would_delay_the_training() -> None:
     """Training is the bottleneck, and a rollout on the trainer is so slow that train units would wait for it."""
-    profile = {"slow": times(9.0, 4.0), "fast": times(2.0, 4.0)}
+    profile = {"slow": times(7.0, 4.0), "fast": times(2.0, 4.0)}
     fleet = [("slow", ALL), ("fast", ROLLS), ("fast", ROLLS)]
     with_search, greedy = (Ran(ONE, profile, fleet, search=search) for search in (True, False))
     assert (with_search.rollouts("w0"), greedy.rollouts("w0")) == (0, 1)
@@ -246,7 +246,7 @@ def test_searching_keeps_to_its_share_of_the_time() -> None:
 
 
 SHORT = {"a": times(0.004, 0.002, 0.0)}
-LONG = {"slow": times(9.0, 4.0), "a": times(2.0, 4.0)}
+LONG = {"slow": times(7.0, 4.0), "a": times(2.0, 4.0)}
 
 
 @pytest.mark.parametrize(
