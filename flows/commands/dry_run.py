@@ -25,7 +25,11 @@ from flows.dryrun.shrink import shrink
 from flows.dryrun.witness import Witness
 from flows.errors import ExpectedError
 from flows.plan.tables import console
+from flows.services.state import ServicesDirectory
 from storage.runs import RunDirectory
+
+#: How long the servers may take to end, beyond what a run waits for.
+ENDED_S, POLL_S = 20.0, 0.1
 
 
 def run(preset: str, overrides: Sequence[str], config: RunConfig) -> None:
@@ -46,14 +50,22 @@ def run(preset: str, overrides: Sequence[str], config: RunConfig) -> None:
         execute(directory, small, resume=False, prefect=None, watchers=(witness,), passing=True)
         gates = passed(witness)
     except (KeyboardInterrupt, typer.Exit):
-        shutil.rmtree(home, ignore_errors=True)
+        _remove(home)
         raise
     except Exception as error:
         raise ExpectedError(f"the dry run failed: {error}; its log is {directory.log_path}") from error
-    shutil.rmtree(home, ignore_errors=True)
+    _remove(home)
     assert witness.report is not None, "its gates were looked at"
     needs = (memory_of(config), pace_of(config))
     seconds = (witness.report.seconds, time.monotonic() - began)
     name = Path(preset).name.removesuffix(".yaml").removesuffix(".yml")
     command = shlex.join(["digenrl", "train", preset, *overrides])
     show(console(), name, config, small, gates, *needs, seconds, command)
+
+
+def _remove(home: Path) -> None:
+    """Once its servers have ended: they would write into what is being removed."""
+    deadline = time.monotonic() + ENDED_S
+    while ServicesDirectory(home).read_state().is_supervised and time.monotonic() < deadline:
+        time.sleep(POLL_S)
+    shutil.rmtree(home, ignore_errors=True)
