@@ -81,16 +81,15 @@ def check_prompts(config: RunConfig) -> list[str]:
 
 def _check_prompts(config: RunConfig, problems: list[str], notes: list[str]) -> None:
     data, here = config.data, config.cluster.address == "local"
-    usable = [_check_reward(f"rewards.{i}", term, problems, notes, here=here) for i, term in enumerate(config.rewards)]
-    gold = [
-        reward
-        for term in config.guard.gold or ()
-        if (reward := _check_reward("guard.gold", term, problems, notes, here=here))
-    ]
+    unusable: list[str] = []
+    for index, term in enumerate(config.rewards):
+        _check_reward(f"rewards.{index}", term, unusable, notes, here=here)
     # What prompts need to say depends on the rewards: without those, only their form can be checked.
-    check = _RewardCheck(config) if all(usable) else None
-    train, held_out, idle = _load(data, problems, check)
-    problems += _gold_problems(gold, held_out)
+    train, held_out, idle = _load(data, problems, None if unusable else _RewardCheck(config))
+    for term in config.guard.gold or ():
+        if (reward := _check_reward("guard.gold", term, unusable, notes, here=here)) is not None:
+            unusable += _gold_problems(reward, held_out)
+    problems += unusable
     wanted = config.algorithm.prompts_per_iteration
     if train is not None and len(train) < wanted:
         notes.append(
@@ -177,15 +176,13 @@ def _check_reward(key: str, term: RewardConfig, problems: list[str], notes: list
     return reward
 
 
-def _gold_problems(gold: Sequence[Reward], held_out: Sequence[PromptRecord] | None) -> list[str]:
-    """Held-out prompts that gold rewards could not score."""
-    problems = []
-    for reward in gold:
-        try:
-            reward.validate(held_out or ())
-        except ValueError as error:
-            problems.append(f"data.held_out lacks what guard.gold needs: {error}")
-    return problems
+def _gold_problems(reward: Reward, held_out: Sequence[PromptRecord] | None) -> list[str]:
+    """Held-out prompts that a gold reward could not score."""
+    try:
+        reward.validate(held_out or ())
+    except ValueError as error:
+        return [f"data.held_out lacks what guard.gold needs: {error}"]
+    return []
 
 
 def _cluster_problems(cluster: ClusterConfig) -> list[str]:

@@ -77,8 +77,8 @@ class ModelConfig(Section):
     text_encoders: Literal["auto", "keep", "free"] = Field(
         "auto",
         description="keep: text encoders stay in memory, off the device while nothing is encoded; free: all prompts "
-        "are encoded at the start, then the encoders are freed; auto: free from 100 million parameters on, unless the run "
-        "has more than 2,048 prompts.",
+        "are encoded at the start, then the encoders are freed; auto: free from 100 million parameters on, unless the "
+        "run has more than 2,048 prompts.",
     )
     vae_tiling: bool = Field(
         False, description="Decode in overlapping tiles: less memory, and pictures that differ slightly at the seams."

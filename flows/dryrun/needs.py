@@ -71,7 +71,7 @@ def memory_of(config: RunConfig) -> Memory | None:
     need = need_of(subject_from("", config, roomy))
     assert need is not None, "sizes of a workload are known"
     other = workload.checkpoint.other_parameters
-    return Memory(need.rollout, need.train(1), _HALF * other, _HALF * (workload.model.parameters + other))
+    return Memory(need.to_roll_out, need.train(1), _HALF * other, _HALF * (workload.model.parameters + other))
 
 
 def pace_of(config: RunConfig) -> Pace | None:

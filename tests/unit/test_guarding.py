@@ -16,6 +16,7 @@ from digenrl.guard.inspection import Inspection
 from digenrl.guard.pictures import PictureStatistics
 from digenrl.guard.watch import Guard, Verdict
 from digenrl.identity import EVAL_ITERATION, SampleId
+from digenrl.prompts import load_prompts
 from digenrl.rewards.base import Scored
 from flows.checkpointing import Checkpointer, restore
 from flows.guarding import Guarding
@@ -27,6 +28,7 @@ from storage.runs import RunDirectory
 from workers.listener import Evaluation, IterationReport, TrainerState
 
 CONFIG = load_config("tiny-smoke", ["iterations=20", "checkpoint.every=0", "checkpoint.keep=1", "evaluation.every=2"])
+PROMPTS = load_prompts(CONFIG.data.prompts)
 PLACES = Places(None, None, None, None, "flow", None, "042")
 
 
@@ -49,7 +51,7 @@ class Run:
         self.directory = RunDirectory(root)
         self.guard = Guard(CONFIG)
         self.history = History()
-        self.checkpointer = Checkpointer(self.directory.checkpoints, CONFIG, self.history, self.guard)
+        self.checkpointer = Checkpointer(self.directory.checkpoints, CONFIG, self.history, PROMPTS, self.guard)
         self.told: list[Verdict] = []
         self.stops = 0
         self.guarding = Guarding(CONFIG, self.guard, 0, (self.told.append,), self.stop)
@@ -122,7 +124,7 @@ def test_a_guard_that_only_warns_asks_for_no_checkpoints(tmp_path: Path) -> None
     config = CONFIG.model_copy(update={"guard": CONFIG.guard.model_copy(update={"mode": "warn"})})
     run = Run(tmp_path)
     run.guard = Guard(config)
-    run.checkpointer = Checkpointer(run.directory.checkpoints, config, run.history, run.guard)
+    run.checkpointer = Checkpointer(run.directory.checkpoints, config, run.history, PROMPTS, run.guard)
     run.listeners = (run.history, run.checkpointer, run.guarding)
     asyncio.run(run.go(False, False, False))
     assert run.saved == []

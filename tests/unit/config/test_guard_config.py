@@ -37,7 +37,7 @@ def test_a_gold_reward_must_exist_and_suit_the_held_out_prompts(tmp_path: Path) 
     prompts = tmp_path / "prompts.txt"
     prompts.write_text("a cat\n")
     text = refused('rewards=[{"name": "jpeg_compressibility"}]', 'guard.gold=["ocr"]', f"data.held_out={prompts}")
-    assert "data.held_out lacks what the reward ocr needs" in text
+    assert "data.held_out lacks what guard.gold needs: reward ocr: prompt" in text
 
 
 @pytest.mark.parametrize("limits", ["[0.5, 0.2]", "[-1, 2]"])
