@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from rich.padding import Padding
 from rich.text import Text
 
 from digenrl import runspec
@@ -23,14 +24,14 @@ def run(*, markdown: bool) -> None:
     if markdown:
         out.print(markdown_table(found), soft_wrap=True)
         return
-    rows = [("preset", "algorithm", *FACTS), *((p.name, p.config.algorithm.name, *facts(p.config)) for p in found)]
+    rows = [("preset", *FACTS), *((p.name, *facts(p.config)) for p in found)]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     for row, title in zip(rows, ("", *(preset.title for preset in found)), strict=True):
         cells = [f"{cell:<{width}}" for cell, width in zip(row, widths, strict=True)]
         name, text = cells[0], "  ".join(("", *cells[1:])).rstrip()
         out.print(Text.assemble((name, "bold"), (text, "" if title else "bold")), no_wrap=True, overflow="ellipsis")
         if title:
-            out.print(Text(f"  {title}", "dim"), no_wrap=True, overflow="ellipsis")
+            out.print(Padding(Text(title, "dim"), (0, 0, 0, 2)))
     out.print(
         "\nsee one run here: digenrl train PRESET --dry-run; what it sets: digenrl config show PRESET", style="dim"
     )
