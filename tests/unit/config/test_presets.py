@@ -47,6 +47,9 @@ TABLE = {
     "sd35-medium-flow_grpo": Row(
         "flow_grpo config/grpo.py", 3e-4, 24, 48, 10, 40, 9, 1e-4, 0.04, (32, 64), 0.7, 4.5, (512, 512, 1)
     ),
+    "sd35-medium-flow_grpo-pickscore": Row(
+        "flow_grpo config/grpo.py", 3e-4, 24, 48, 10, 40, 9, 1e-4, 0.01, (32, 64), 0.7, 4.5, (512, 512, 1)
+    ),
     "sd35-medium-flow_grpo_fast": Row(
         "flow_grpo config/grpo.py", 3e-4, 24, 48, 10, 40, 3, 1e-5, 0, (32, 64), 0.8, 1.0, (512, 512, 1)
     ),
@@ -163,7 +166,7 @@ def test_a_preset_is_a_run(name: str) -> None:
 
 def test_prompts_have_what_rewards_need() -> None:
     distinct = {(p.config.data, p.config.rewards): p.config for p in PUBLISHED.values()}
-    assert [check_prompts(config) for config in distinct.values()] == [[]]
+    assert [check_prompts(config) for config in distinct.values()] == [[]] * len(distinct)
 
 
 def test_show_gives_back_an_equal_configuration(tmp_path: Path) -> None:
