@@ -190,8 +190,8 @@ def test_the_tiny_model_needs_little(tmp_path: Path) -> None:
     subject, _ = profiled(tmp_path)
     need = need_of(subject)
     assert need is not None
-    assert 4 * 1.1e6 < need.rollout < 20e6, "1.2 M parameters of four bytes, and some activations"
-    assert need.rollout < need.train(1) < need.train(3) < 200e6
+    assert 4 * 1.1e6 < need.to_roll_out < 20e6, "1.2 M parameters of four bytes, and some activations"
+    assert need.to_roll_out < need.train(1) < need.train(3) < 200e6
 
 
 # --- schedules ---

@@ -234,8 +234,8 @@ def test_bad_overrides(text: str, fragments: list[str]) -> None:
         ("iterations='3'", ["iterations must be an integer >= 1 and <= 1000000, got '3'", "without quotes"]),
         ("iterations=3.0", ["got 3.0", "write 3"]),
         ("iterations=true", ["iterations must be an integer >= 1 and <= 1000000, got true"]),
-        ("model.gradient_checkpointing=yes", ["must be true or false, got 'yes'", "write true"]),
-        ("model.gradient_checkpointing=1", ["must be true or false, got 1"]),
+        ("model.gradient_checkpointing=yes", ["must be true or false or auto, got 'yes'", "write true"]),
+        ("model.gradient_checkpointing=1", ["must be true or false or auto, got 1"]),
         ("rewards=[]", ["at least one entry"]),
         ("rewards=ocr", ["a list of sections with the keys name, weight"]),
         (
