@@ -219,7 +219,7 @@ def _trained(policy: Policy, spec: RolloutSpec, steps: tuple[int, ...], trajecto
 
 
 def test_a_batch_is_as_its_samples_alone(case: Case, policy: Policy) -> None:
-    """Kernels depend on the batch; apart from rounding (1e-5 of a latent of order 1) nothing else may."""
+    """Kernels depend on the batch, and some on where it lies in memory; apart from rounding nothing else may."""
     adapter = moved(policy)
     policy.bind(adapter.weights, adapter.theta)
     spec = case.spec(policy, 8, STEPS, case.guidance[1])
@@ -227,7 +227,7 @@ def test_a_batch_is_as_its_samples_alone(case: Case, policy: Policy) -> None:
     state, _, images = _rolled_out(policy, spec, prompts)
     for row, sample in enumerate(spec.samples):
         alone, _, image = _rolled_out(policy, replace(spec, samples=(sample,)), [prompts[row]])
-        torch.testing.assert_close(alone.latents[0], state.latents[row], rtol=1e-5, atol=1e-5)
+        torch.testing.assert_close(alone.latents[0], state.latents[row], rtol=0, atol=5e-5)
         torch.testing.assert_close(alone.log_probs[1], state.log_probs[1][row : row + 1], rtol=0, atol=1e-6)
         assert np.abs(image[0].astype(int) - images[row]).max() <= 1
 

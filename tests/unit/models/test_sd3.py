@@ -128,7 +128,7 @@ class _ByteTokenizer:
 def test_embeddings_do_not_depend_on_the_batch_they_were_asked_in() -> None:
     model = SD3Model(random_pipeline())
     together = EmbeddingCache(model).encode(PROMPTS)
-    small = EmbeddingCache(model, capacity=1)
+    small = EmbeddingCache(model, capacity_bytes=1)
     for row, prompt in enumerate(PROMPTS):
         alone = small.encode([prompt])
         for name, tensor in alone.items():
