@@ -112,7 +112,7 @@ class _Run:
         self.reward.validate([*self.prompts, *self.held_out])
         model = load_model(config.model, config.cluster.device)
         self.embeddings = EmbeddingCache(model)
-        self.policy = Policy(model, config.lora, seed=runspec.adapter_seed(config), device=config.cluster.device)
+        self.policy = Policy(model, config.adapter, seed=runspec.adapter_seed(config), device=config.cluster.device)
 
     def iterate(self, result: LoopResult, iteration: int) -> IterationResult:
         # What samples are generated with, by version: the newest, and for stale groups the one before.

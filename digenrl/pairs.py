@@ -72,7 +72,7 @@ class Pairs:
         check_finite(losses, self.micro_batch, self.samples, self.steps)
 
     def gradient(self, policy: Policy, loss: torch.Tensor, *, retain_graph: bool = False) -> Adapter:
-        """Of a scalar, by parameter name, in the adapter's dtype.
+        """Of a scalar, by parameter name; see `gradient_of`.
 
         Raises:
             NonFiniteGradient: naming the parameter.
@@ -99,7 +99,7 @@ def check_finite(
 def gradient_of(
     policy: Policy, loss: torch.Tensor, micro_batch: MicroBatchId, steps: Sequence[int], *, retain_graph: bool = False
 ) -> Adapter:
-    """Of a scalar made of these pairs, by parameter name, in the adapter's dtype.
+    """Of a scalar made of these pairs, by parameter name, in the parameter's dtype and at least in float32.
 
     Raises:
         NonFiniteGradient: naming the parameter.
@@ -109,7 +109,7 @@ def gradient_of(
     found = torch.autograd.grad(
         loss, list(parameters.values()), retain_graph=retain_graph, allow_unused=True, materialize_grads=True
     )
-    gradient = dict(zip(parameters, found, strict=True))
+    gradient = {n: g.to(torch.promote_types(g.dtype, torch.float32)) for n, g in zip(parameters, found, strict=True)}
     for name, tensor in gradient.items():
         if not bool(tensor.isfinite().all()):
             raise NonFiniteGradient(

@@ -328,7 +328,7 @@ def load_policy(config: RunConfig) -> Policy:
     """The model of a run with its LoRA layers, on the run's device."""
     device = config.cluster.device
     model = load_model(config.model, device)
-    return Policy(model, config.lora, seed=runspec.adapter_seed(config), device=device)
+    return Policy(model, config.adapter, seed=runspec.adapter_seed(config), device=device)
 
 
 def device_kind(config: RunConfig) -> str:

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from digenrl.config.algorithm import AlgorithmConfig, FlowGrpoConfig
+from digenrl.config.full import hindrances
 from digenrl.config.model import DataConfig, LoraConfig, ModelConfig, RewardConfig
 from digenrl.config.optimizer import OptimizerConfig
 from digenrl.config.schedule import ScheduleConfig
@@ -27,7 +29,12 @@ class RunConfig(Section):
     seed: int = Field(0, ge=0, description="Seed of prompts, noise, windows and the adapter's start.")
     iterations: PositiveInt = Field(100, le=1_000_000, description="RL iterations.")
     model: ModelConfig = Field(default_factory=ModelConfig)
-    lora: LoraConfig = Field(default_factory=LoraConfig)
+    method: Literal["lora", "full"] = Field(
+        "lora",
+        description="What is trained: lora: an adapter, see `lora`; full: all weights of the transformer, in float32, "
+        "on trainers that hold all of it.",
+    )
+    lora: LoraConfig = Field(default_factory=LoraConfig, description="The trained adapter; for method=lora.")
     data: DataConfig
     rewards: tuple[RewardConfig, ...] = Field(min_length=1, description="Terms of the reward.")
     algorithm: AlgorithmConfig = Field(default_factory=FlowGrpoConfig, description="How samples are learned from.")
@@ -68,6 +75,12 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _full(self) -> RunConfig:
+        if self.method == "full" and (found := hindrances(self.algorithm, self.schedule)):
+            raise ValueError(f"method=full cannot be combined with {'; nor with '.join(found)}")
+        return self
+
+    @model_validator(mode="after")
     def _stale(self) -> RunConfig:
         share, groups = self.schedule.stale_fraction, self.algorithm.prompts_per_iteration
         if share > 0 and not self.stale_groups:
@@ -92,6 +105,11 @@ class RunConfig(Section):
                 f"ones can be streamed; use a smaller stale_fraction, or advantage=group"
             )
         return self
+
+    @property
+    def adapter(self) -> LoraConfig | None:
+        """The LoRA that is trained; None: all weights of the transformer are."""
+        return self.lora if self.method == "lora" else None
 
     @property
     def stale_groups(self) -> int:

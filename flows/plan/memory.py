@@ -26,6 +26,7 @@ GIB = 2**30
 
 #: Weight, gradient and two moments of a trained parameter in float32, and its float64 sum over units.
 _TRAINED_BYTES = 4 * 4 + 8
+_VERSION_BYTES = 4
 _BLOCK_BYTES, _KEPT_BYTES = 34, 2
 
 
@@ -78,7 +79,7 @@ def _of_workload(subject: Subject, derived: Derivation) -> Need:
 
 
 def _of_folder(subject: Subject, folder: Path) -> Need | None:
-    model, lora = subject.config.model, subject.config.lora
+    model, lora = subject.config.model, subject.config.adapter
     try:
         transformer = json.loads((folder / "transformer" / "config.json").read_bytes())
         vae = json.loads((folder / "vae" / "config.json").read_bytes())
@@ -89,19 +90,20 @@ def _of_folder(subject: Subject, folder: Path) -> Need | None:
     except (OSError, ValueError, KeyError):
         return None
     number = 4 if model.dtype == "float32" else 2
-    targets = lora.targets
-    trained = sum(
-        lora.rank * sum(shape)
-        for name, shape in weights.items()
-        if name.startswith("transformer/") and len(shape) == 2 and (targets is None or _is_target(name, targets))
-    )
+    own = {name: shape for name, shape in weights.items() if name.startswith("transformer/")}
+    if lora is None:
+        trained = sum(math.prod(shape) for shape in own.values())
+    else:
+        trained = sum(lora.rank * sum(shape) for name, shape in own.items() if _is_adapted(name, shape, lora.targets))
     frozen = number * sum(math.prod(shape) for shape in weights.values())
     tokens = rule.tokens(model.height, model.width, model.frames) + 77 + (model.max_sequence_length or 0)
     passes = 2 if model.guidance_scale > 1 and not family.distilled else 1
     width = tokens * hidden * passes * subject.config.micro_batch * number / 2
     blocks = transformer["num_layers"] + transformer.get("num_single_layers", 0)
     kept = _KEPT_BYTES * blocks + _BLOCK_BYTES if model.gradient_checkpointing else _BLOCK_BYTES * blocks
-    return Need(frozen + _BLOCK_BYTES * width, frozen + _TRAINED_BYTES * trained, kept * width, None)
+    # The weights of a version lie beside those in the model; a LoRA's are too small to count.
+    version = _VERSION_BYTES * trained if lora is None else 0
+    return Need(frozen + version + _BLOCK_BYTES * width, frozen + _TRAINED_BYTES * trained, kept * width, None)
 
 
 def _headers(path: Path) -> list[tuple[str, Any]]:
@@ -111,6 +113,6 @@ def _headers(path: Path) -> list[tuple[str, Any]]:
     return [(f"{path.parent.name}/{name}", entry["shape"]) for name, entry in header.items() if name != "__metadata__"]
 
 
-def _is_target(name: str, targets: tuple[str, ...]) -> bool:
+def _is_adapted(name: str, shape: list[int], targets: tuple[str, ...] | None) -> bool:
     layer = name.removesuffix(".weight")
-    return any(layer.endswith(f".{target}") for target in targets)
+    return len(shape) == 2 and (targets is None or any(layer.endswith(f".{target}") for target in targets))
