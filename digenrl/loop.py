@@ -20,10 +20,12 @@ from numpy.typing import NDArray
 
 from digenrl import runspec
 from digenrl.algorithms.accumulate import NonFiniteGradient
+from digenrl.algorithms.advantages import Advantage
 from digenrl.algorithms.optimizer import OptimizerState, adamw_step
 from digenrl.algorithms.streaming import UpdateAccumulator
 from digenrl.config import RunConfig
 from digenrl.contributions import UnitMetrics
+from digenrl.gates import ScheduleGate
 from digenrl.identity import MicroBatchId, SampleId
 from digenrl.models.embeddings import EmbeddingCache
 from digenrl.models.registry import load_model
@@ -112,6 +114,7 @@ class _Run:
         self.reward.validate([*self.prompts, *self.held_out])
         model = load_model(config.model, config.cluster.device)
         self.embeddings = EmbeddingCache(model)
+        self.schedule = ScheduleGate(config, self.shape, model)
         self.policy = Policy(model, config.adapter, seed=runspec.adapter_seed(config), device=config.cluster.device)
 
     def iterate(self, result: LoopResult, iteration: int) -> IterationResult:
@@ -125,6 +128,7 @@ class _Run:
             started = time.perf_counter()
             version = self.shape.version_of(micro_batch)
             trajectory, images = self.roll_out(micro_batch, version, versions[version])
+            self.schedule.check(trajectory)
             done.seconds["rollout"] += time.perf_counter() - started
             started = time.perf_counter()
             done.scores |= self.score(trajectory, images)
@@ -219,7 +223,7 @@ class _Run:
                     trajectory = trajectories[micro_batch]
                     metrics += self.stream(accumulator, unit, current, old, trajectory, rewards, baseline)
                 else:
-                    metrics += self.train(accumulator, unit, current, old, trajectories[micro_batch], advantages.values)
+                    metrics += self.train(accumulator, unit, current, old, trajectories[micro_batch], advantages.told)
         if self.config.schedule.streams:
             accumulator.close(dict(zip(scope, advantages.statistics, strict=True)))
         return accumulator.gradient(), metrics
@@ -231,7 +235,7 @@ class _Run:
         current: NumberedAdapter,
         old: NumberedAdapter,
         trajectory: Trajectory,
-        advantages: Mapping[SampleId, float],
+        advantages: Mapping[SampleId, Advantage],
     ) -> UnitMetrics:
         contribution = train_unit(
             self.policy,

@@ -27,7 +27,9 @@ from digenrl.algorithms.base import Steps
 from digenrl.algorithms.nft import old_policy_update
 from digenrl.algorithms.optimizer import learning_rate as schedule_learning_rate
 from digenrl.algorithms.registry import algorithm_of
+from digenrl.algorithms.split import split_advantages
 from digenrl.config import RunConfig
+from digenrl.config.algorithm import GrpoSection
 from digenrl.identity import MicroBatchId, SampleId, seed_of
 from digenrl.models.base import FlowModel, Geometry
 from digenrl.policy import Adapter
@@ -54,6 +56,9 @@ def shape(config: RunConfig, num_held_out: int, start_iteration: int = 0) -> Run
 
     def steps_of(iteration: int) -> tuple[int, ...]:
         return rules.steps(config.seed, iteration).trained
+
+    def total_steps(iteration: int) -> int:
+        return rules.total_steps(config.seed, iteration)
 
     def detailed(iteration: int) -> bool:
         observe = config.schedule.observe
@@ -82,6 +87,7 @@ def shape(config: RunConfig, num_held_out: int, start_iteration: int = 0) -> Run
         evaluated=evaluated,
         steps_per_unit=None if config.schedule.steps_per_unit == "auto" else config.schedule.steps_per_unit,
         stale_groups=config.stale_groups,
+        total_steps=total_steps,
     )
 
 
@@ -121,7 +127,7 @@ def rollout_spec(
     if evaluates:
         sigmas, steps = model.sigmas(run_shape.eval_num_steps, size), Steps((), ())
     else:
-        own = rules.sigmas()
+        own = rules.sigmas(config.seed, micro_batch.iteration)
         sigmas = model.sigmas(run_shape.num_steps, size) if own is None else own
         steps = rules.steps(config.seed, micro_batch.iteration)
     return RolloutSpec(
@@ -137,6 +143,7 @@ def rollout_spec(
         geometry=size,
         multistep_from=steps.multistep_from,
         keep_clean=rules.forward and not evaluates,
+        same_noise=not evaluates and isinstance(config.algorithm, GrpoSection) and config.algorithm.init_same_noise,
     )
 
 
@@ -176,15 +183,20 @@ def advantages_of(config: RunConfig, groups: Sequence[Mapping[SampleId, Scored]]
     loss does not vanish with it: a KL term, or all of it on the forward process, where 0 is neither good nor bad.
     """
     rule = _rule(config)
-    if config.algorithm.reward_aggregation == "advantages":
+    weights = [term.weight for term in config.rewards]
+    if config.algorithm.reward_aggregation != "rewards":
         parts = [{sample: score.parts for sample, score in group.items()} for group in groups]
-        found = mixed_advantages(parts, [term.weight for term in config.rewards], rule)
+        found = mixed_advantages(parts, weights, rule)
+        if config.algorithm.reward_aggregation == "losses":
+            apart = split_advantages(parts, weights, rule)
+            found = replace(found, split={sample: apart[sample] for sample in found.values})
     else:
         found = group_advantages([{sample: score.value for sample, score in group.items()} for group in groups], rule)
     if config.algorithm.kl_beta > 0 or algorithm_of(config.algorithm).forward:
         return found
     silent = {sample for position in found.zero_variance for sample in groups[position]}
-    return replace(found, values={s: a for s, a in found.values.items() if s not in silent})
+    told = {s: a for s, a in found.split.items() if s not in silent}
+    return replace(found, values={s: a for s, a in found.values.items() if s not in silent}, split=told)
 
 
 def _rule(config: RunConfig) -> AdvantageRule:
@@ -211,7 +223,7 @@ def advantage_rule(config: RunConfig) -> AdvantageFn:
             for sample in group
             if sample not in found.values
         }
-        return Verdict(found.values, excluded, found.statistics)
+        return Verdict(found.told, excluded, found.statistics)
 
     return judge
 

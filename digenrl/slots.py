@@ -73,7 +73,7 @@ class LoraSlot:
         from peft import inject_adapter_in_model
         from peft.tuners.lora import LoraLayer
 
-        targets = lora.targets or model.lora_targets
+        targets = model.lora_targets if lora.targets is None else lora.targets
         _check_targets(model.transformer, targets)
         with torch.random.fork_rng(devices=[]):  # peft draws initial values, which are overwritten on the first bind
             inject_adapter_in_model(
@@ -171,6 +171,8 @@ def _check_targets(transformer: nn.Module, targets: tuple[str, ...]) -> None:
         ValueError: another policy was built on this model.
     """
     _check_pristine(transformer)
+    if not targets:
+        raise ConfigError("lora.targets=[] binds no layer: nothing would be trained; use null for the family's list")
     linear = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
     for target in targets:
         if any(name == target or name.endswith("." + target) for name in linear):

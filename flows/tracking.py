@@ -97,7 +97,9 @@ def iteration_metrics(report: IterationReport) -> dict[str, float]:
     if len(rewards):
         for q in (5, 25, 50, 75, 95):
             metrics[f"reward/p{q:02d}"] = float(np.percentile(rewards, q))
-    return metrics | {f"train/{name}": value for name, value in report.metrics.items()}
+    metrics |= {f"logp_gap/{name.replace(' ', '_')}": gap for name, gap in report.logp_gap.items()}
+    trained = {name: value for name, value in report.metrics.items() if not name.startswith("logp_")}
+    return metrics | {f"train/{name}": value for name, value in trained.items()}
 
 
 def row_metrics(row: IterationRow) -> dict[str, float]:

@@ -72,6 +72,12 @@ class RunConfig(Section):
         names = [r.name for r in self.rewards]
         if len(set(names)) != len(names):
             raise ValueError(f"rewards: each reward may be named once, got {names}")
+        weights = [r.weight for r in self.rewards]
+        if self.algorithm.reward_aggregation == "losses" and min(weights) < 0:
+            raise ValueError(
+                f"rewards: with algorithm.reward_aggregation=losses no weight may be negative, got {weights}: a "
+                f"loss of negative weight would not be clipped but let go"
+            )
         return self
 
     @model_validator(mode="after")

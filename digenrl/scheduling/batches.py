@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from digenrl.identity import MicroBatchId, SampleId
 from digenrl.rewards.base import Score, Scored
 from digenrl.scheduling.shape import RunShape
 from digenrl.scheduling.units import RolloutUnit, TrainUnit
+
+if TYPE_CHECKING:
+    from digenrl.algorithms.advantages import Advantage
 
 
 @dataclass(slots=True, eq=False)
@@ -57,7 +61,7 @@ class Batch:
     scorer: str | None = None
     scoring: bool = False
     scores: dict[SampleId, Score] | None = None
-    advantages: dict[SampleId, float] | None = None
+    advantages: dict[SampleId, Advantage] | None = None
     home: str | None = None
     lines: set[str] = field(default_factory=set)
     ready: dict[TrainUnit, None] = field(default_factory=dict)

@@ -51,6 +51,17 @@ def ground() -> Iterator[Ground]:
             ),
             id="mix_grpo-flash",
         ),
+        pytest.param(
+            (
+                "algorithm.name=mix_grpo",
+                *MOVING_WINDOW,
+                "algorithm.tail_solver=dpm_solver",
+                "algorithm.tail_ratio=0.4",
+                "algorithm.sigma_shift=3",
+            ),
+            id="mix_grpo-flash-short",
+        ),
+        pytest.param(("algorithm.init_same_noise=true",), id="same-noise"),
         pytest.param(NFT, id="diffusion_nft"),
         pytest.param((*NFT, "schedule.stale_fraction=0.5", "schedule.timestep_batch=2"), id="diffusion_nft-stale"),
         pytest.param(
@@ -58,6 +69,10 @@ def ground() -> Iterator[Ground]:
         ),
         pytest.param(("algorithm.std_scope=none", "algorithm.trimmed_ratio=0.25"), id="centred-trimmed"),
         pytest.param(("algorithm.best_of_n=2",), id="best-of-n"),
+        pytest.param(
+            ("algorithm.name=dance_grpo", "algorithm.reward_aggregation=losses", "algorithm.best_of_n=2", TWO_REWARDS),
+            id="losses-clipped-apart",
+        ),
         pytest.param(FULL, id="full"),
         pytest.param(
             (*FULL, "schedule.layout=colocated", "model.dtype=bfloat16", "optimizer.ema_decay=0.9"), id="full-bf16"
