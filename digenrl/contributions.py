@@ -8,7 +8,9 @@ check_staleness        see that samples are as old as they should be
 
 from __future__ import annotations
 
-from dataclasses import dataclass, fields
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields
+from typing import Any
 
 import torch
 
@@ -17,12 +19,14 @@ from digenrl.policy import Adapter, Policy
 from digenrl.trajectory import Trajectory
 
 #: What only a transition with a likelihood has.
-_OF_LIKELIHOODS = frozenset({"ratio", "ratio_max", "clipped", "approx_kl", "logp_gap", "logp_gap_max"})
+_OF_LIKELIHOODS = frozenset(
+    {"ratio", "ratio_max", "clipped", "approx_kl", "logp_gap", "logp_gap_max", "logp_gaps", "logp_floor_max"}
+)
 
 
 @dataclass(frozen=True)
 class UnitMetrics:
-    """Sums over (sample, step) pairs; `a + b` are those of both units. Fields named `max` are maxima.
+    """Sums over (sample, step) pairs; `a + b` are those of both units. Fields named `max` and mappings hold maxima.
 
     Attributes:
         pairs: number of pairs.
@@ -33,9 +37,12 @@ class UnitMetrics:
         approx_kl: sum of half the squared change of the log-prob since the rollout's weights.
         logp_gap: sum of |log p at training - log p at rollout|, both under the rollout's weights.
         logp_gap_max: the largest.
+        logp_gaps: the largest of each step.
+        logp_floor_max: how far rounding alone was found to move a log-prob, see `digenrl.training.replay_floor`.
         kl: sum of KLs to the base model (0 where kl_beta is 0).
         stale: pairs whose sample is one version old.
-        forward: pairs that were trained without a likelihood: the fields from `ratio` to `logp_gap_max` say nothing.
+        forward: pairs that were trained without a likelihood: what is of ratios and log-probs says nothing.
+        probed: units whose `logp_floor_max` was looked for.
     """
 
     pairs: int = 0
@@ -46,9 +53,12 @@ class UnitMetrics:
     approx_kl: float = 0.0
     logp_gap: float = 0.0
     logp_gap_max: float = 0.0
+    logp_gaps: Mapping[int, float] = field(default_factory=dict)
+    logp_floor_max: float = 0.0
     kl: float = 0.0
     stale: int = 0
     forward: int = 0
+    probed: int = 0
 
     @property
     def staleness(self) -> dict[int, int]:
@@ -56,18 +66,22 @@ class UnitMetrics:
         return {0: self.pairs - self.stale, 1: self.stale}
 
     def __add__(self, other: UnitMetrics) -> UnitMetrics:
-        merged = {}
-        for field in fields(self):
-            own, others = getattr(self, field.name), getattr(other, field.name)
-            merged[field.name] = max(own, others) if field.name.endswith("_max") else own + others
+        merged: dict[str, Any] = {}
+        for name in (entry.name for entry in fields(self)):
+            own, others = getattr(self, name), getattr(other, name)
+            if name == "logp_gaps":
+                keys = sorted({*own, *others})
+                merged[name] = {step: max(own.get(step, 0.0), others.get(step, 0.0)) for step in keys}
+            else:
+                merged[name] = max(own, others) if name.endswith("_max") else own + others
         return UnitMetrics(**merged)
 
     def means(self) -> dict[str, float]:
         """Means per pair (maxima as they are) of what there is; empty if there are no pairs."""
         if not self.pairs:
             return {}
-        absent = {"forward", *(_OF_LIKELIHOODS if self.forward else ())}
-        values = {field.name: getattr(self, field.name) for field in fields(self) if field.name not in absent}
+        absent = {"forward", "probed", "logp_gaps", *(_OF_LIKELIHOODS if self.forward else ())}
+        values = {entry.name: getattr(self, entry.name) for entry in fields(self) if entry.name not in absent}
         return {
             name: value if name.endswith("_max") or name == "pairs" else value / self.pairs
             for name, value in values.items()

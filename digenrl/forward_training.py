@@ -20,6 +20,7 @@ from dataclasses import dataclass, replace
 
 import torch
 
+from digenrl.algorithms.advantages import Advantage
 from digenrl.algorithms.diffusion_nft import DiffusionNft
 from digenrl.algorithms.losses import normalised_loss
 from digenrl.algorithms.nft import NFTTerms, nft_loss_terms, noised, velocity_kl
@@ -38,7 +39,7 @@ def train_forward(
     trajectory: Trajectory,
     embeddings: Embeddings,
     steps: Sequence[int],
-    advantages: Mapping[SampleId, float],
+    advantages: Mapping[SampleId, Advantage],
     *,
     current: NumberedAdapter,
     old: NumberedAdapter,
@@ -181,7 +182,7 @@ def _points(
     trajectory: Trajectory,
     embeddings: Embeddings,
     steps: Sequence[int],
-    weights: Mapping[SampleId, float],
+    weights: Mapping[SampleId, Advantage],
     device: torch.device,
 ) -> _Points | None:
     """Those of the samples that have a weight; None if none is left.

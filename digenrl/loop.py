@@ -21,10 +21,12 @@ from numpy.typing import NDArray
 
 from digenrl import runspec
 from digenrl.algorithms.accumulate import NonFiniteGradient
+from digenrl.algorithms.advantages import Advantage
 from digenrl.algorithms.optimizer import OptimizerState, adamw_step
 from digenrl.algorithms.streaming import UpdateAccumulator
 from digenrl.config import RunConfig
 from digenrl.contributions import UnitMetrics
+from digenrl.gates import ScheduleGate
 from digenrl.guard.evidence import IterationFacts, Sighting
 from digenrl.guard.inspection import Inspection, Inspector
 from digenrl.guard.watch import Guard, Verdict
@@ -136,7 +138,8 @@ class _Run:
         texts = runspec.texts_of(config, self.shape, self.data.train, self.data.held_out)
         if texts and model.frees_text_encoders:
             self.embeddings.prepare(texts)
-        self.policy = Policy(model, config.lora, seed=runspec.adapter_seed(config), device=config.cluster.device)
+        self.schedule = ScheduleGate(config, self.shape, model)
+        self.policy = Policy(model, config.adapter, seed=runspec.adapter_seed(config), device=config.cluster.device)
 
     def iterate(self, result: LoopResult, iteration: int) -> IterationResult:
         # What samples are generated with, by version: the newest, and for stale groups the one before.
@@ -167,6 +170,7 @@ class _Run:
         while True:
             started = time.perf_counter()
             trajectory, images = self.roll_out(micro_batch, version, versions[version])
+            self.schedule.check(trajectory)
             done.seconds["rollout"] += time.perf_counter() - started
             started = time.perf_counter()
             known |= self.score(trajectory, images)
@@ -272,7 +276,7 @@ class _Run:
                     trajectory = trajectories[micro_batch]
                     metrics += self.stream(accumulator, unit, current, old, trajectory, rewards, baseline)
                 else:
-                    metrics += self.train(accumulator, unit, current, old, trajectories[micro_batch], advantages.values)
+                    metrics += self.train(accumulator, unit, current, old, trajectories[micro_batch], advantages.told)
         if self.config.schedule.streams:
             accumulator.close(dict(zip(scope, advantages.statistics, strict=True)))
         return accumulator.gradient(), metrics
@@ -284,7 +288,7 @@ class _Run:
         current: NumberedAdapter,
         old: NumberedAdapter,
         trajectory: Trajectory,
-        advantages: Mapping[SampleId, float],
+        advantages: Mapping[SampleId, Advantage],
     ) -> UnitMetrics:
         contribution = train_unit(
             self.policy,

@@ -160,7 +160,7 @@ def capabilities(need: Need | None, timestep_batch: int, memory: float | None) -
 
 def trace(
     config: ModelConfig,
-    lora: LoraConfig,
+    lora: LoraConfig | None,
     micro_batch: int,
     device: str = "cpu",
     transformer: Mapping[str, object] | None = None,
@@ -169,7 +169,7 @@ def trace(
 
     Args:
         config: checkpoint, on this machine, and sizes.
-        lora: the adapter.
+        lora: the adapter; None: all weights are trained.
         micro_batch: samples.
         device: type of the device that `config.dtype=auto` is about; nothing is put there.
         transformer: fields of the transformer's configuration that differ from the checkpoint's.
@@ -252,7 +252,7 @@ def need_of(config: RunConfig) -> Need | None:
     try:
         if not Path(locate(config.model.path)).is_dir():
             return None
-        traced = trace(config.model, config.lora, config.micro_batch, device)
+        traced = trace(config.model, config.adapter, config.micro_batch, device)
     except CheckpointError:
         return None
     algorithm = config.algorithm

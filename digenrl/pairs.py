@@ -15,6 +15,7 @@ from dataclasses import dataclass
 import torch
 
 from digenrl.algorithms.accumulate import NonFiniteGradient
+from digenrl.algorithms.advantages import Advantage
 from digenrl.algorithms.base import PolicyGradient
 from digenrl.algorithms.steps import Sampler, StepTerms, log_prob, step_mean, step_terms
 from digenrl.identity import MicroBatchId, SampleId
@@ -39,7 +40,7 @@ class Pairs:
         sampler: how the step was drawn.
         embeddings: of each pair's prompt.
         rollout_log_probs: (N,) as noted at rollout.
-        weights: (N,) float64, what was given for each pair's sample.
+        weights: (N,) or, of split advantages, (N, 2) float64, what was given for each pair's sample.
     """
 
     micro_batch: MicroBatchId
@@ -72,7 +73,7 @@ class Pairs:
         check_finite(losses, self.micro_batch, self.samples, self.steps)
 
     def gradient(self, policy: Policy, loss: torch.Tensor, *, retain_graph: bool = False) -> Adapter:
-        """Of a scalar, by parameter name, in the adapter's dtype.
+        """Of a scalar, by parameter name; see `gradient_of`.
 
         Raises:
             NonFiniteGradient: naming the parameter.
@@ -99,7 +100,7 @@ def check_finite(
 def gradient_of(
     policy: Policy, loss: torch.Tensor, micro_batch: MicroBatchId, steps: Sequence[int], *, retain_graph: bool = False
 ) -> Adapter:
-    """Of a scalar made of these pairs, by parameter name, in the adapter's dtype.
+    """Of a scalar made of these pairs, by parameter name, in the parameter's dtype and at least in float32.
 
     Raises:
         NonFiniteGradient: naming the parameter.
@@ -109,7 +110,7 @@ def gradient_of(
     found = torch.autograd.grad(
         loss, list(parameters.values()), retain_graph=retain_graph, allow_unused=True, materialize_grads=True
     )
-    gradient = dict(zip(parameters, found, strict=True))
+    gradient = {n: g.to(torch.promote_types(g.dtype, torch.float32)) for n, g in zip(parameters, found, strict=True)}
     for name, tensor in gradient.items():
         if not bool(tensor.isfinite().all()):
             raise NonFiniteGradient(
@@ -123,7 +124,7 @@ def gather(
     trajectory: Trajectory,
     embeddings: Embeddings,
     steps: Sequence[int],
-    weights: Mapping[SampleId, float],
+    weights: Mapping[SampleId, Advantage],
     algorithm: PolicyGradient,
     device: torch.device,
 ) -> Pairs | None:
@@ -132,7 +133,7 @@ def gather(
     Raises:
         ValueError: a step is not in the trajectory, or the trajectory follows another schedule.
     """
-    trajectory.check_schedule(algorithm.num_steps)
+    trajectory.check_schedule(algorithm.total_steps(trajectory.samples[0].run_seed, trajectory.micro_batch.iteration))
     positions = [trajectory.position(step) for step in steps]
     kept = [i for i, sample in enumerate(trajectory.samples) if sample in weights]
     if not kept or not positions:
@@ -158,5 +159,5 @@ def gather(
         sampler=algorithm.sampler,
         embeddings=select(embeddings, rows.repeat(len(steps))),
         rollout_log_probs=pairs(trajectory.log_probs),
-        weights=of_samples.repeat(len(steps)),
+        weights=torch.cat([of_samples] * len(steps)),
     )

@@ -1,9 +1,11 @@
-"""The policy: a frozen base model with one trainable LoRA.
+"""The policy: a model with a slot for its trained weights.
 
-    Adapter          LoRA weights by parameter name: a plain value that is published, hashed, averaged and saved
+    Adapter          the trained weights by name: a plain value that is published, hashed, averaged and saved
     NumberedAdapter  an adapter and its theta
-    Policy           the model with a slot into which one adapter at a time is copied
+    Policy           the model into whose slot one adapter at a time is copied
     adapter_hash     equal hashes mean bit-equal adapters
+
+What the trained weights are, a LoRA or all of the transformer, is told in `digenrl.slots`.
 
 An adapter is bound by copying it into the model's parameters, not by torch.func.functional_call: with gradient
 checkpointing the backward pass runs the forward again, after functional_call has put the old parameters back, and
@@ -22,16 +24,10 @@ import torch
 from torch import nn
 
 from digenrl.config import LoraConfig
-from digenrl.config.errors import ConfigError, nearest
-from digenrl.identity import seed_of
 from digenrl.models.base import Embeddings, FlowModel
+from digenrl.slots import Adapter as Adapter
+from digenrl.slots import FullSlot, LoraSlot, Slot
 from digenrl.trajectory import tensor_hash
-
-#: LoRA matrices by name, such as `transformer_blocks.0.attn.to_q.lora_A.weight`.
-Adapter = dict[str, torch.Tensor]
-
-#: peft keeps adapters under a name and writes it into parameter names; ours do not carry it.
-_SLOT = "digenrl"
 
 
 @dataclass(frozen=True)
@@ -55,17 +51,17 @@ class NumberedAdapter:
 
 
 class Policy:
-    """A loaded model whose targets carry a LoRA.
+    """A loaded model and the slot of its trained weights.
 
     Args:
-        model: the loaded checkpoint; its transformer gets the LoRA layers, its weights stay as they are.
-        lora: rank, alpha and targets.
+        model: the loaded checkpoint. With a LoRA, its transformer gets the layers and its weights stay as they are.
+        lora: rank, alpha and targets; None: all weights of the transformer are trained.
         seed: seed of the initial adapter.
         device: where the adapter lives; the device the model was loaded on.
         dtype: dtype of the adapter. Anything but float32 is for numerical tests.
 
     Attributes:
-        bound_modules: number of layers with a LoRA.
+        bound_modules: number of layers that trained weights belong to.
         bound: tag of the adapter that is bound now, None if none is.
         device: where the adapter lives and latents belong.
 
@@ -76,56 +72,30 @@ class Policy:
     def __init__(
         self,
         model: FlowModel,
-        lora: LoraConfig,
+        lora: LoraConfig | None,
         *,
         seed: int,
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
     ) -> None:
         self.model = model
-        self.lora = lora
         self.device = torch.device(device)
         self.bound: Hashable = None
-        self._seed = seed
-        # Seconds to import, for transformers comes along; a process that only handles adapters does without.
-        from peft import LoraConfig as PeftLoraConfig
-        from peft import inject_adapter_in_model
-        from peft.tuners.lora import LoraLayer
-
-        targets = lora.targets or model.lora_targets
-        _check_targets(model.transformer, targets)
-        with torch.random.fork_rng(devices=[]):  # peft draws initial values, which are overwritten on the first bind
-            inject_adapter_in_model(
-                PeftLoraConfig(
-                    r=lora.rank, lora_alpha=lora.alpha, target_modules=list(targets), init_lora_weights="gaussian"
-                ),
-                model.transformer,
-                adapter_name=_SLOT,
-            )
-        self._layers = [m for m in model.transformer.modules() if isinstance(m, LoraLayer)]
-        self._parameters: dict[str, nn.Parameter] = {}
-        for name, parameter in model.transformer.named_parameters():
-            adapted = f".{_SLOT}." in name
-            parameter.requires_grad_(adapted)
-            if adapted:
-                parameter.data = parameter.data.to(device=device, dtype=dtype)
-                self._parameters[name.replace(f".{_SLOT}.", ".")] = parameter
-        self.bound_modules = len(self._layers)
+        self._slot: Slot
+        if lora is None:
+            self._slot = FullSlot(model, dtype=dtype)
+        else:
+            self._slot = LoraSlot(model, lora, seed=seed, device=self.device, dtype=dtype)
+        self._parameters = self._slot.parameters
+        self.bound_modules = self._slot.modules
 
     def initial_adapter(self) -> Adapter:
-        """The adapter a run starts from: A ~ N(0, 1/rank^2), B = 0, so it changes nothing yet.
+        """The adapter a run starts from, which changes nothing yet; in every process the same bits.
 
-        Each matrix is drawn on the CPU by a generator seeded from the run and the matrix's name: every process gets
-        the same bits.
+        Raises:
+            RuntimeError: the checkpoint's own weights were trained, and are here no more.
         """
-        adapter: Adapter = {}
-        for name, parameter in self._parameters.items():
-            value = torch.zeros(parameter.shape)
-            if ".lora_A." in name:
-                generator = torch.Generator().manual_seed(seed_of("adapter", self._seed, name))
-                value = torch.randn(parameter.shape, generator=generator) / self.lora.rank
-            adapter[name] = value.to(device=parameter.device, dtype=parameter.dtype)
-        return adapter
+        return self._slot.start()
 
     def check(self, adapter: Mapping[str, torch.Tensor], tag: Hashable) -> None:
         """See that an adapter is one of this policy's; `tag` is what an error calls it.
@@ -161,6 +131,7 @@ class Policy:
         self.bound = None  # while half of it is copied, nothing is
         for name, parameter in self._parameters.items():
             parameter.copy_(adapter[name])
+        self._slot.replaced(adapter)
         self.bound = tag
 
     def trainable(self) -> dict[str, nn.Parameter]:
@@ -181,16 +152,16 @@ class Policy:
 
     @contextmanager
     def reference(self) -> Iterator[None]:
-        """Within it, `velocity` is that of the base model: the adapter is off."""
-        self._enable(False)
+        """Within it, `velocity` is that of the base model: the adapter is off.
+
+        Raises:
+            RuntimeError: all weights are trained.
+        """
+        self._slot.enable(False)
         try:
             yield
         finally:
-            self._enable(True)
-
-    def _enable(self, enabled: bool) -> None:
-        for layer in self._layers:
-            layer.enable_adapters(enabled)
+            self._slot.enable(True)
 
 
 def adapter_hash(adapter: Mapping[str, torch.Tensor], behaviour: Mapping[str, torch.Tensor] | None = None) -> str:
@@ -200,26 +171,3 @@ def adapter_hash(adapter: Mapping[str, torch.Tensor], behaviour: Mapping[str, to
     if behaviour is not None:
         content += f"\n{adapter_hash(behaviour)}"
     return hashlib.sha256(content.encode()).hexdigest()
-
-
-def _check_targets(transformer: nn.Module, targets: tuple[str, ...]) -> None:
-    """Every target must match a layer: a misspelt one would silently train less, or nothing.
-
-    Raises:
-        ConfigError: naming the target and the nearest layer name.
-        ValueError: another policy was built on this model.
-    """
-    from peft.tuners.lora import LoraLayer
-
-    if any(isinstance(module, LoraLayer) for module in transformer.modules()):
-        raise ValueError("this model already carries a LoRA: a policy needs a freshly loaded model")
-    linear = [name for name, module in transformer.named_modules() if isinstance(module, nn.Linear)]
-    for target in targets:
-        if any(name == target or name.endswith("." + target) for name in linear):
-            continue
-        depth = target.count(".") + 1
-        near = nearest(target, sorted({".".join(name.split(".")[-depth:]) for name in linear}))
-        raise ConfigError(
-            f"lora.targets: {target!r} matches no linear layer of {type(transformer).__name__}"
-            + (f"; did you mean {near}?" if near else "")
-        )

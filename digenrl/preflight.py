@@ -51,7 +51,7 @@ def check(config: RunConfig, home: Path | None = None) -> list[str]:
     problems: list[str] = []
     notes: list[str] = []
     _check_prompts(config, problems, notes)
-    check_model(config.model, config.lora, problems, notes, here=config.cluster.address == "local")
+    check_model(config.model, config.adapter, problems, notes, here=config.cluster.address == "local")
     problems += _cluster_problems(config.cluster)
     if config.cluster.address == "local":
         _check_room(config.cluster.workers, problems, notes)

@@ -27,13 +27,13 @@ _LONGEST_HEADER_BYTES = 100_000_000
 
 
 def check_model(
-    model: ModelConfig, lora: LoraConfig, problems: list[str], notes: list[str], *, here: bool = True
+    model: ModelConfig, lora: LoraConfig | None, problems: list[str], notes: list[str], *, here: bool = True
 ) -> None:
     """Append what is wrong with `model` and `lora.targets`, and notes about what cannot be known yet.
 
     Args:
         model: which checkpoint.
-        lora: which of its layers.
+        lora: which of its layers; None: all.
         problems: takes what cannot work.
         notes: takes what may not work.
         here: whether this machine loads the model. Others may reach a hub, or have a cache, that this one does not.
@@ -67,7 +67,7 @@ def _cached(hub_id: str) -> Path | None:
     return newest.parent if newest else None
 
 
-def _folder_problems(model: ModelConfig, lora: LoraConfig, folder: Path) -> list[str]:
+def _folder_problems(model: ModelConfig, lora: LoraConfig | None, folder: Path) -> list[str]:
     try:
         vae, transformer = (_read_json(folder / part / "config.json") for part in ("vae", "transformer"))
         found = _read_json(folder / "model_index.json").get("_class_name")
@@ -100,9 +100,9 @@ def _size_problems(model: ModelConfig, vae: dict[str, Any], transformer: dict[st
     return rule.problems(model.height, model.width, model.frames, model.path)
 
 
-def _target_problems(model: ModelConfig, lora: LoraConfig, transformer: Path) -> list[str]:
+def _target_problems(model: ModelConfig, lora: LoraConfig | None, transformer: Path) -> list[str]:
     """Every target must be the end of some layer's name: a target that binds nothing would train nothing."""
-    if lora.targets is None:
+    if lora is None or lora.targets is None:
         return []
     if not lora.targets:
         return ["lora.targets must name at least one layer, got []; null means the family's published list"]

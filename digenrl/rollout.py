@@ -45,6 +45,7 @@ class RolloutSpec:
         geometry: size of the samples.
         multistep_from: deterministic steps from this one on are of second order (DPM-Solver++), None: Euler steps.
         keep_clean: the latent that is decoded is kept for training, instead of transitions.
+        same_noise: all samples of a group start from the same noise.
     """
 
     micro_batch: MicroBatchId
@@ -59,6 +60,7 @@ class RolloutSpec:
     geometry: Geometry
     multistep_from: int | None = None
     keep_clean: bool = False
+    same_noise: bool = False
 
     @property
     def num_steps(self) -> int:
@@ -89,7 +91,9 @@ class RolloutState:
 
 def start_rollout(policy: Policy, spec: RolloutSpec) -> RolloutState:
     """The state before step 0: initial noise of every sample, on the policy's device."""
-    return RolloutState(0, _noise(policy, spec, "init", 0))
+    # That of a group is that of its first sample, whether or not it was drawn again.
+    starts = tuple(replace(s, generation=0, draw=0) for s in spec.samples) if spec.same_noise else spec.samples
+    return RolloutState(0, _noise(policy, spec, starts, "init", 0))
 
 
 @torch.no_grad()
@@ -166,7 +170,7 @@ def _take_step(
     if step not in spec.stochastic:
         return _deterministic(spec, state, sigmas, index, velocity)
     terms = step_terms(spec.sampler, sigmas, index, spec.noise_level, latents.ndim)
-    after, mean = sample_next(terms, latents, velocity, _noise(policy, spec, "step", step))
+    after, mean = sample_next(terms, latents, velocity, _noise(policy, spec, spec.samples, "step", step))
     if step not in spec.steps:
         return replace(state, step=step + 1, latents=after)
     return RolloutState(
@@ -190,6 +194,6 @@ def _deterministic(
     return replace(state, step=state.step + 1, latents=latents, predicted=predicted)
 
 
-def _noise(policy: Policy, spec: RolloutSpec, purpose: str, step: int) -> torch.Tensor:
+def _noise(policy: Policy, spec: RolloutSpec, samples: tuple[SampleId, ...], purpose: str, step: int) -> torch.Tensor:
     shape = policy.model.latent_shape(spec.geometry)
-    return torch.stack([normal(sample, purpose, step, shape) for sample in spec.samples]).to(policy.device)
+    return torch.stack([normal(sample, purpose, step, shape) for sample in samples]).to(policy.device)

@@ -30,7 +30,9 @@ from digenrl.algorithms.mixing import Term, mixed_advantages, summed_advantages
 from digenrl.algorithms.nft import old_policy_update
 from digenrl.algorithms.optimizer import learning_rate as schedule_learning_rate
 from digenrl.algorithms.registry import algorithm_of
+from digenrl.algorithms.split import split_advantages
 from digenrl.config import RunConfig
+from digenrl.config.algorithm import GrpoSection
 from digenrl.identity import MicroBatchId, SampleId, seed_of
 from digenrl.models.base import FlowModel, Geometry
 from digenrl.policy import Adapter
@@ -61,6 +63,9 @@ def shape(config: RunConfig, num_held_out: int, start_iteration: int = 0) -> Run
     def steps_of(iteration: int) -> tuple[int, ...]:
         return rules.steps(config.seed, iteration).trained
 
+    def total_steps(iteration: int) -> int:
+        return rules.total_steps(config.seed, iteration)
+
     def detailed(iteration: int) -> bool:
         observe = config.schedule.observe
         return observe.detail == "unit" or iteration == 0 or (observe.every > 0 and iteration % observe.every == 0)
@@ -88,6 +93,7 @@ def shape(config: RunConfig, num_held_out: int, start_iteration: int = 0) -> Run
         evaluated=evaluated,
         steps_per_unit=None if config.schedule.steps_per_unit == "auto" else config.schedule.steps_per_unit,
         stale_groups=config.stale_groups,
+        total_steps=total_steps,
     )
 
 
@@ -132,7 +138,7 @@ def rollout_spec(
     if evaluates:
         sigmas, steps = model.sigmas(run_shape.eval_num_steps, size), Steps((), ())
     else:
-        own = rules.sigmas()
+        own = rules.sigmas(config.seed, micro_batch.iteration)
         sigmas = model.sigmas(run_shape.num_steps, size) if own is None else own
         steps = rules.steps(config.seed, micro_batch.iteration)
     return RolloutSpec(
@@ -148,6 +154,7 @@ def rollout_spec(
         geometry=size,
         multistep_from=steps.multistep_from,
         keep_clean=rules.forward and not evaluates,
+        same_noise=not evaluates and isinstance(config.algorithm, GrpoSection) and config.algorithm.init_same_noise,
     )
 
 
@@ -212,7 +219,8 @@ def advantages_of(config: RunConfig, groups: Sequence[Mapping[SampleId, Scored]]
     if config.algorithm.kl_beta > 0 or algorithm_of(config.algorithm).forward:
         return found
     silent = {sample for position in found.zero_variance for sample in groups[position]}
-    return replace(found, values={s: a for s, a in found.values.items() if s not in silent})
+    told = {s: a for s, a in found.split.items() if s not in silent}
+    return replace(found, values={s: a for s, a in found.values.items() if s not in silent}, split=told)
 
 
 def _mixed(config: RunConfig, groups: Sequence[Mapping[SampleId, Scored]]) -> Advantages[SampleId]:
@@ -221,7 +229,13 @@ def _mixed(config: RunConfig, groups: Sequence[Mapping[SampleId, Scored]]) -> Ad
         return group_advantages([{sample: score.value for sample, score in group.items()} for group in groups], rule)
     terms = [Term(reward.called, reward.weight, reward.normalise) for reward in config.rewards]
     parts = [{sample: score.parts for sample, score in group.items()} for group in groups]
-    return (mixed_advantages if aggregation == "advantages" else summed_advantages)(parts, terms, rule)
+    if aggregation == "rewards":
+        return summed_advantages(parts, terms, rule)
+    found = mixed_advantages(parts, terms, rule)
+    if aggregation == "losses":
+        apart = split_advantages(parts, terms, rule)
+        found = replace(found, split={sample: apart[sample] for sample in found.values})
+    return found
 
 
 def _rule(config: RunConfig) -> AdvantageRule:
@@ -248,7 +262,7 @@ def advantage_rule(config: RunConfig) -> AdvantageFn:
             for sample in group
             if sample not in found.values
         }
-        return Verdict(found.values, excluded, found.statistics)
+        return Verdict(found.told, excluded, found.statistics)
 
     return judge
 

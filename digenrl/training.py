@@ -2,6 +2,7 @@
 
     train_unit      micro-batch x timesteps -> Contribution, in one batched forward and backward pass
     stream_unit     the same before the advantages are known -> StreamedContribution
+    replay_floor    how far rounding alone moves the log-probs of a unit
 
 What a unit leaves is described in `digenrl.contributions`. Algorithms without likelihoods train in
 `digenrl.forward_training`; what follows is about the others.
@@ -19,15 +20,17 @@ else is an error here, where the loss is computed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
 
+from digenrl.algorithms.advantages import Advantage
 from digenrl.algorithms.base import Replay
 from digenrl.algorithms.diffusion_nft import DiffusionNft
 from digenrl.algorithms.losses import PolicyTerms, gaussian_kl, normalised_loss
 from digenrl.algorithms.registry import policy_gradient_of
+from digenrl.algorithms.split import surrogate
 from digenrl.algorithms.streaming import StreamedGradient
 from digenrl.config import AlgorithmConfig, DiffusionNftConfig
 from digenrl.config.algorithm import GrpoSection
@@ -45,7 +48,7 @@ def train_unit(
     trajectory: Trajectory,
     embeddings: Embeddings,
     steps: Sequence[int],
-    advantages: Mapping[SampleId, float],
+    advantages: Mapping[SampleId, Advantage],
     *,
     current: NumberedAdapter,
     old: NumberedAdapter,
@@ -102,7 +105,7 @@ def train_unit(
     policy.bind(current.weights, current.tag)
     mean, kl = _mean_and_kl(policy, pairs, algorithm, guidance_scale)
     replay = _replay(pairs, mean, old_mean)
-    terms = rules.surrogate(rules.ratio(replay), pairs.weights, replay)
+    terms = surrogate(rules, rules.ratio(replay), pairs.weights, replay)
     policy_loss = rules.weight(replay) * terms.loss
     pairs.check_finite(policy_loss if kl is None else policy_loss + kl)
     loss = normalised_loss(policy_loss, normaliser, kl, algorithm.kl_beta)
@@ -179,6 +182,47 @@ def stream_unit(
     return StreamedContribution(StreamedGradient(plain_sum, weighted_sum, baseline, final), metrics)
 
 
+@torch.no_grad()
+def replay_floor(
+    policy: Policy,
+    trajectory: Trajectory,
+    embeddings: Embeddings,
+    steps: Sequence[int],
+    samples: Collection[SampleId],
+    *,
+    old: NumberedAdapter,
+    algorithm: AlgorithmConfig,
+    guidance_scale: float,
+) -> float | None:
+    """The largest difference between log-probs computed for all pairs of a unit at once and for each by itself.
+
+    Kernels depend on the shape of a batch, and rollout and training batch differently. What this device makes of that,
+    with this model and geometry, is no fault; what lies far beyond it is. Takes a forward pass for each pair.
+
+    Args:
+        policy, trajectory, embeddings, steps, algorithm, guidance_scale: as in `train_unit`.
+        samples: that take part.
+        old: the adapter that generated the trajectory; it is left bound.
+
+    Returns:
+        None: no sample takes part, or the algorithm has no likelihoods.
+    """
+    if isinstance(algorithm, DiffusionNftConfig):
+        return None
+    rules = policy_gradient_of(algorithm)
+    pairs = gather(trajectory, embeddings, steps, dict.fromkeys(samples, 0.0), rules, policy.device)
+    if pairs is None:
+        return None
+    policy.bind(old.weights, old.tag)
+    together = pairs.log_prob(pairs.mean(policy, guidance_scale))
+    floor = 0.0
+    for sample, step, of_all in zip(pairs.samples, pairs.steps, together, strict=True):
+        pair = gather(trajectory, embeddings, (step,), {sample: 0.0}, rules, policy.device)
+        assert pair is not None
+        floor = max(floor, float((pair.log_prob(pair.mean(policy, guidance_scale)) - of_all).abs()))
+    return floor
+
+
 def _replay(pairs: Pairs, mean: torch.Tensor, old_mean: torch.Tensor | None) -> Replay:
     """The pairs under the bound adapter; without another old mean, it is the one that drew them."""
     log_prob = pairs.log_prob(mean)
@@ -204,6 +248,9 @@ def _metrics(
     pairs: Pairs, replay: Replay, policy_terms: PolicyTerms, loss: torch.Tensor, kl: torch.Tensor | None
 ) -> UnitMetrics:
     gap = (replay.old_log_prob - pairs.rollout_log_probs).abs()
+    gaps: dict[int, float] = {}
+    for step, value in zip(pairs.steps, gap.tolist(), strict=True):
+        gaps[step] = max(gaps.get(step, 0.0), value)
     return UnitMetrics(
         pairs=len(pairs.steps),
         loss=float(loss),
@@ -213,5 +260,6 @@ def _metrics(
         approx_kl=float(0.5 * (replay.log_prob - replay.old_log_prob).square().sum()),
         logp_gap=float(gap.sum()),
         logp_gap_max=float(gap.max()),
+        logp_gaps=gaps,
         kl=0.0 if kl is None else float(kl.sum()),
     )

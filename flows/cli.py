@@ -107,7 +107,9 @@ def sample(
     ] = None,
     seed: Annotated[int, typer.Option(help="Seed of the noise.", min=0)] = 0,
     out: Annotated[str | None, typer.Option(help="PNG to write; default <run>/samples/….png.")] = None,
-    base: Annotated[bool, typer.Option("--base", help="Draw with the base model, without the trained LoRA.")] = False,
+    base: Annotated[
+        bool, typer.Option("--base", help="Draw with the base model, not with the trained weights.")
+    ] = False,
     scale: Annotated[int, typer.Option(help="Enlarge the picture this many times, without smoothing.", min=1)] = 1,
     debug: Debug = False,
 ) -> None:

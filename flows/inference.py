@@ -50,7 +50,7 @@ class Inference:
             torch.set_num_threads(1)  # as the workers do: another number of threads may change the last bits
         self._config = config
         model = load_model(config.model, device)
-        self.policy = Policy(model, config.lora, seed=runspec.adapter_seed(config), device=device)
+        self.policy = Policy(model, config.adapter, seed=runspec.adapter_seed(config), device=device)
         self.base: Adapter = self.policy.initial_adapter()
         self._embeddings = EmbeddingCache(model)
 

@@ -30,7 +30,8 @@ class Places:
 
     Attributes:
         checkpoint: URL of the newest checkpoint, None if there is none.
-        lora: directory that diffusers' load_lora_weights takes, None if no weights were published.
+        exported: directory that diffusers takes, by load_lora_weights or, of a transformer, by from_pretrained; None
+            if no weights were published.
         mlflow_run_id: None if tracking is off.
         mlflow_page: address of the run's page.
         prefect_flow_run_id: id of the flow run.
@@ -40,7 +41,7 @@ class Places:
     """
 
     checkpoint: str | None
-    lora: Path | None
+    exported: Path | None
     mlflow_run_id: str | None
     mlflow_page: str | None
     prefect_flow_run_id: str
@@ -80,6 +81,7 @@ def summarise(
     before = result.evaluations[versions[0]] if versions else {}
     after = result.evaluations[versions[-1]] if len(versions) > 1 else {}
     rise, rise_interval = paired_rise(before, after)
+    exported = str(places.exported) if places.exported else None
     return {
         "run": name,
         "status": status,
@@ -102,7 +104,8 @@ def summarise(
         "search_share": round(searching, 6),
         "seed": config.seed,
         "checkpoint": places.checkpoint,
-        "lora": str(places.lora) if places.lora else None,
+        "lora": exported if config.method == "lora" else None,
+        "transformer": exported if config.method == "full" else None,
         "mlflow_run_id": places.mlflow_run_id,
         "prefect_flow_run_id": places.prefect_flow_run_id,
     }
@@ -188,9 +191,10 @@ def show_summary(console: Console, summary: dict[str, Any], pictures: dict[str, 
         rows.append(("timeline", str(pictures["timeline"]), ""))
     if places.trace:
         rows.append(("trace", str(places.trace), "open it in https://ui.perfetto.dev"))
-    if summary["lora"]:
+    if places.exported:
         prompt = shlex.quote(places.example_prompt)
-        rows.append(("LoRA", summary["lora"], f"digenrl sample {name} --prompt {prompt} --seed 1"))
+        kind = "LoRA" if summary["lora"] else "transformer"
+        rows.append((kind, str(places.exported), f"digenrl sample {name} --prompt {prompt} --seed 1"))
     if summary["checkpoint"]:
         rows.append(("checkpoint", summary["checkpoint"], f"digenrl evaluate {name}"))
     if places.mlflow_page:

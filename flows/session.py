@@ -42,7 +42,7 @@ from flows.measured import Clocked, CostBook, known_costs
 from flows.report import Places, draw, summarise
 from flows.timeline import Timeline, Written
 from flows.tracking import Tracking
-from flows.weights import write_lora
+from flows.weights import export, exported_to
 from storage.checkpoints import CheckpointInfo
 from storage.runs import RunDirectory
 from storage.tracker import DESCRIPTION_TAG, RunMissing, Tracker
@@ -274,35 +274,38 @@ class Session:
             status: completed, cancelled, guarded or failed.
         """
         stop = self.guard_stop if status == "guarded" else None
-        (checkpoint, lora), (pictures, timeline), _ = await asyncio.gather(
+        (checkpoint, exported), (pictures, timeline), _ = await asyncio.gather(
             self._save(stop),
             self._draw(stop),
             self._observers.close(patient=status == "completed"),
         )
         if self._costs is not None:
             await asyncio.to_thread(self._costs.write)
-        places = self._places(checkpoint, lora, timeline.trace)
+        places = self._places(checkpoint, exported, timeline.trace)
         summary = self._summary(status, places, timeline.shares)
         self.directory.write_summary(summary)
         if self._tracker is not None:
-            files = [*pictures.values(), lora, timeline.trace, self.directory.summary_path, self.directory.config_path]
+            files = [*pictures.values(), timeline.trace, self.directory.summary_path, self.directory.config_path]
+            if self.config.adapter is not None:  # a whole transformer stays where it is
+                files.append(exported)
             await asyncio.to_thread(self._finish_tracking, self._tracker, status, files)
         flow_runs = (self.flow_run_id, *map(str, self._observers.flow_runs))
         return Result(summary, places, pictures, self._observers.emitted, flow_runs)
 
     async def _save(self, stop: Verdict | None) -> tuple[CheckpointInfo | None, Path | None]:
-        """Checkpoint and adapter that are left: the newest, or those that the guard goes back to."""
+        """Checkpoint and exported weights that are left: the newest, or those that the guard goes back to."""
         if stop is None:
-            checkpoint, lora = await asyncio.gather(
-                self._checkpointer.finish(), asyncio.to_thread(self._save_lora, self._published)
+            checkpoint, exported = await asyncio.gather(
+                self._checkpointer.finish(), asyncio.to_thread(self._export, self._published)
             )
-            return checkpoint, lora
+            return checkpoint, exported
         checkpoint = await self._checkpointer.finish(stop.good)
         left = await asyncio.to_thread(restore, self.directory.checkpoints)
         if left is None:  # the base model was best
-            await asyncio.to_thread(shutil.rmtree, self._lora_path, ignore_errors=True)
+            exported = exported_to(self.directory, self.config)
+            await asyncio.to_thread(shutil.rmtree, exported, ignore_errors=True)
             return None, None
-        return checkpoint, await asyncio.to_thread(self._save_lora, left[1])
+        return checkpoint, await asyncio.to_thread(self._export, left[1])
 
     async def _draw(self, stop: Verdict | None) -> tuple[dict[str, Path], Written]:
         """Pictures by name, and the timeline; one after the other, as matplotlib is not made for threads."""
@@ -313,10 +316,10 @@ class Session:
         written = await self._timeline.finish(self.directory.timeline_path, picture, self.directory.name)
         return pictures | ({"timeline": written.picture} if written.picture is not None else {}), written
 
-    def _places(self, checkpoint: CheckpointInfo | None, lora: Path | None, trace: Path | None = None) -> Places:
+    def _places(self, checkpoint: CheckpointInfo | None, exported: Path | None, trace: Path | None = None) -> Places:
         return Places(
             checkpoint=checkpoint.url if checkpoint is not None else None,
-            lora=lora,
+            exported=exported,
             mlflow_run_id=self._mlflow_run_id,
             mlflow_page=self.mlflow_page,
             prefect_flow_run_id=self.flow_run_id,
@@ -342,20 +345,16 @@ class Session:
     def _published(self) -> TrainerState | None:
         return self._engine.published[1] if self._engine is not None and self._engine.published is not None else None
 
-    @property
-    def _lora_path(self) -> Path:
-        return self.directory.path / "lora"
-
-    def _save_lora(self, state: TrainerState | None) -> Path | None:
-        lora = self._lora_path
+    def _export(self, state: TrainerState | None) -> Path | None:
+        exported = exported_to(self.directory, self.config)
         if state is None:
-            return lora if lora.is_dir() else None  # that of the attempt before this one
+            return exported if exported.is_dir() else None  # that of the attempt before this one
         # In a process that has diffusers imported already; as bytes, since a tensor would travel as shared memory.
         context = multiprocessing.get_context(forkserver.METHOD)
         with ProcessPoolExecutor(1, mp_context=context) as pool:
-            adapter = save_tensors(evaluated(state.adapter, state.optimizer))
-            pool.submit(write_lora, self.config.model.family, adapter, self.config.lora, lora).result()
-        return lora
+            weights = save_tensors(evaluated(state.adapter, state.optimizer))
+            pool.submit(export, self.config, weights, exported).result()
+        return exported
 
     def _finish_tracking(self, tracker: Tracker, status: str, files: Sequence[Path | None]) -> None:
         for path in files:

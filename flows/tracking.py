@@ -110,7 +110,9 @@ def iteration_metrics(report: IterationReport) -> dict[str, float]:
         if values:
             metrics[f"{prefix}/std"] = float(np.std(values))
             metrics |= {f"{prefix}/p{q:02d}": float(np.percentile(values, q)) for q in (5, 25, 50, 75, 95)}
-    return metrics | {f"train/{name}": value for name, value in report.metrics.items()}
+    metrics |= {f"logp_gap/{name.replace(' ', '_')}": gap for name, gap in report.logp_gap.items()}
+    trained = {name: value for name, value in report.metrics.items() if not name.startswith("logp_")}
+    return metrics | {f"train/{name}": value for name, value in trained.items()}
 
 
 def row_metrics(row: IterationRow) -> dict[str, float]:

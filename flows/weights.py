@@ -1,7 +1,7 @@
 """The trained weights a run has on disk.
 
-newest_weights(directory) -> Weights     the newest whole checkpoint, else the LoRA written at the run's end
-write_lora(...)                          writes that LoRA
+newest_weights(directory) -> Weights     the newest whole checkpoint, else what was exported at the run's end
+export(config, weights, directory)       writes that: a folder `lora` or `transformer`, as diffusers takes it
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import load_file
 
 from digenrl.algorithms.optimizer import evaluated
-from digenrl.config import LoraConfig
+from digenrl.config import RunConfig
 from digenrl.config.errors import ConfigError
-from digenrl.models.registry import save_lora
+from digenrl.models.registry import read_transformer, save_lora, save_transformer
 from digenrl.policy import Adapter
 from storage import checkpoints
 from storage.runs import RunDirectory
@@ -32,17 +32,21 @@ class Weights:
     Attributes:
         adapter: as `digenrl.policy.Policy` names it, on the CPU; the moving average if the run keeps one.
         iterations: iterations it was trained for; None if the place does not say.
-        place: URL of the checkpoint, or path of the LoRA file.
+        place: URL of the checkpoint, or path of what was exported.
+        kind: for people.
     """
 
     adapter: Adapter
     iterations: int | None
     place: str
+    kind: str = "LoRA"
 
     @property
     def label(self) -> str:
         """For people: how far it was trained, and where it lies."""
-        trained = "trained LoRA" if self.iterations is None else f"checkpoint after {self.iterations} iterations"
+        trained = (
+            f"trained {self.kind}" if self.iterations is None else f"checkpoint after {self.iterations} iterations"
+        )
         return f"{trained} ({self.place})"
 
 
@@ -56,25 +60,34 @@ def newest_weights(directory: RunDirectory) -> Weights:
     if info is not None:
         tensors = checkpoints.load(info).tensors
         return Weights(evaluated(tensors["adapter"], tensors["optimizer"]), info.iteration, info.url)
-    lora = directory.path / "lora" / LORA_FILE
-    if lora.is_file():
-        return Weights(_read_lora(lora), None, str(lora))
+    exported = exported_to(directory, directory.read_config())
+    if (exported / LORA_FILE).is_file():
+        return Weights(_read_lora(exported / LORA_FILE), None, str(exported / LORA_FILE))
+    if (exported / "config.json").is_file():
+        return Weights(read_transformer(exported), None, str(exported), "transformer")
     raise ConfigError(
-        f"the run {directory.name!r} has no trained weights yet: no whole checkpoint in {directory.checkpoints} and no "
-        f"{lora}; train it with `digenrl resume {directory.name}`"
+        f"the run {directory.name!r} has no trained weights yet: no whole checkpoint in {directory.checkpoints} and "
+        f"nothing in {exported}; train it with `digenrl resume {directory.name}`"
     )
 
 
-def write_lora(family: str, adapter: bytes, lora: LoraConfig, directory: Path) -> None:
-    """Write an adapter so that the family's diffusers pipeline takes it.
+def exported_to(directory: RunDirectory, config: RunConfig) -> Path:
+    """Where the result of a run is written."""
+    return directory.path / ("lora" if config.method == "lora" else "transformer")
+
+
+def export(config: RunConfig, weights: bytes, directory: Path) -> None:
+    """Write trained weights so that diffusers takes them.
 
     Args:
-        family: of models.
-        adapter: a safetensors file, which unlike tensors can be sent to any process.
-        lora: rank and alpha.
+        config: of the run.
+        weights: a safetensors file, which unlike tensors can be sent to any process.
         directory: is created if missing.
     """
-    save_lora(family, load_tensors(adapter), lora, directory)
+    if config.adapter is not None:
+        save_lora(config.model.family, load_tensors(weights), config.adapter, directory)
+    else:
+        save_transformer(config.model, load_tensors(weights), directory)
 
 
 def _read_lora(path: Path) -> Adapter:

@@ -66,6 +66,7 @@ class Faults(WorkerPlugin):
         nan: whose last latents become NaN, before they are decoded: (group, generation).
         round_stored: store the next latents of training rollouts in bfloat16, after they were scored.
         tamper: adapters lose their last bit when they are sent.
+        stuck: rollouts take the weights of the first one, whatever version they say.
         executions: file to which every executed unit appends "pid label".
     """
 
@@ -73,6 +74,7 @@ class Faults(WorkerPlugin):
     nan: frozenset[tuple[int, int]] = frozenset()
     round_stored: bool = False
     tamper: bool = False
+    stuck: bool = False
     executions: Path | None = None
     undo: list[Callable[[], None]] = field(default_factory=list)
 
@@ -83,6 +85,8 @@ class Faults(WorkerPlugin):
             self._patch(replica, "finish", self._finish)
         if self.tamper:
             self._patch(replica.Replica, "load", _tampered)
+        if self.stuck:
+            self._patch(replica.Replica, "_rollout", _stuck)
         if self.executions is not None:
             self._patch(replica.Replica, "run", self._noted)
 
@@ -125,6 +129,22 @@ class Faults(WorkerPlugin):
             return run(held, assignment)
 
         return noted
+
+
+def _stuck(rollout: Callable[..., Any]) -> Callable[..., Any]:
+    first: dict[str, Any] = {}
+
+    def rolled(held: Any, unit: Any, run: Any, prompts: Any) -> Any:
+        from digenrl.policy import NumberedAdapter
+
+        weights = first.setdefault(held.setup.epoch, held._weights.behaviour(run.theta).weights)
+        held._weights.behaviour = lambda theta: NumberedAdapter(theta, weights)
+        try:
+            return rollout(held, unit, run, prompts)
+        finally:
+            del held._weights.behaviour
+
+    return rolled
 
 
 def _tampered(load: Callable[..., Any]) -> Callable[..., Any]:

@@ -42,7 +42,7 @@ class WideReplica(Replica):
         config = setup.config
         model = load_model(config.model.model_copy(update={"dtype": "float64"}), config.cluster.device)
         _widen_norms(model.transformer)
-        self.policy = Policy(model, config.lora, seed=runspec.adapter_seed(config), dtype=torch.float64)
+        self.policy = Policy(model, config.adapter, seed=runspec.adapter_seed(config), dtype=torch.float64)
         self._embeddings = EmbeddingCache(model)
         self._weights = Weights(config, self.policy)
 

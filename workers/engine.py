@@ -19,7 +19,7 @@ from typing import Any, Protocol
 from distributed import Client, Future
 
 from digenrl.algorithms.optimizer import learning_rate
-from digenrl.gates import LogProbGate
+from digenrl.gates import LogProbGate, ReferenceGate
 from digenrl.identity import MicroBatchId
 from digenrl.rewards.base import PromptRecord
 from digenrl.scheduling import messages as m
@@ -106,7 +106,7 @@ class Engine:
         self._done: list[Future] = []
         self._submissions = 0
         self._meter = Meter()
-        self._gate = LogProbGate(setup.config)
+        self._gate, self._reference = LogProbGate(setup.config), ReferenceGate(setup.config)
         self._gaps = Gaps()
         self._moving: dict[m.Event, float] = {}
         self._finished = False
@@ -311,9 +311,10 @@ class Engine:
 
     def _judge(self, run: m.Run, unit: TrainUnit, receipt: Receipt) -> None:
         """See that what was trained is what was drawn."""
-        violation = self._gate.violation(unit, run.theta, self._fleet.name(run.worker), receipt.training)
-        if violation is not None:
-            self._inbox.put_nowait(self._failed(violation))
+        for gate in (self._gate, self._reference):
+            violation = gate.violation(unit, run.theta, self._fleet.name(run.worker), receipt.training)
+            if violation is not None:
+                self._inbox.put_nowait(self._failed(violation))
         if (caution := self._gate.caution()) is not None:
             logger.warning("%s", caution)
 

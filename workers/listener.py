@@ -81,6 +81,8 @@ class IterationReport:
         skipped_updates: optimiser steps without effect because of a non-finite gradient.
         metrics: means over the iteration by name (loss, ratio_mean, clip_fraction, ...).
         busy: share of the wall time each worker computed on its device, by worker name.
+        logp_gap: differences between log-probs at training and at rollout, under the same weights: their mean, max,
+            floor (what rounding alone was found to do), and the largest of each timestep (`t=3`) and worker.
         staleness: how many versions old -> number of (sample, step) pairs that were trained.
         fingerprints: content hash per micro-batch label, of trajectory and images.
     """
@@ -94,6 +96,7 @@ class IterationReport:
     skipped_updates: int
     metrics: dict[str, float]
     busy: dict[str, float]
+    logp_gap: dict[str, float] = field(default_factory=dict)
     staleness: dict[int, int] = field(default_factory=dict)
     fingerprints: dict[str, str] = field(default_factory=dict)
 

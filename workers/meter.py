@@ -7,7 +7,7 @@ on where, when or how often work was done.
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass, replace
 
 from digenrl.contributions import UnitMetrics
@@ -45,7 +45,7 @@ class Meter:
     def __init__(self) -> None:
         """The clock of the first iteration starts with the first unit."""
         self._opened: float | None = None
-        self._training: dict[int, dict[TrainUnit, UnitMetrics]] = defaultdict(dict)
+        self._training: dict[int, dict[TrainUnit, tuple[UnitMetrics, str]]] = defaultdict(dict)
         self._grad_norms: dict[int, float] = {}
         self._scores: dict[int, dict[SampleId, Score]] = defaultdict(dict)
         self._prints: dict[int, dict[str, str]] = defaultdict(dict)
@@ -77,7 +77,7 @@ class Meter:
             self._previews[micro_batch.iteration].update(receipt.previews)
             return
         if isinstance(unit, TrainUnit):
-            self._training[micro_batch.iteration][unit] = receipt.training
+            self._training[micro_batch.iteration][unit] = receipt.training, run.worker
         if isinstance(receipt.outcome, ScoresDone):
             self._keep_scores(micro_batch.iteration, receipt.outcome.scores)
         if isinstance(unit, RolloutUnit) and receipt.fingerprint:
@@ -117,7 +117,7 @@ class Meter:
         for worker, busy_s in self._busy.items():
             busy[names[worker]] += busy_s
         training = self._training.pop(iteration, {})
-        trained = sum((training[unit] for unit in sorted(training)), UnitMetrics())
+        trained = sum((training[unit][0] for unit in sorted(training)), UnitMetrics())
         metrics = trained.means()
         if self._grad_norms:
             metrics["grad_norm"] = sum(self._grad_norms[t] for t in sorted(self._grad_norms)) / len(self._grad_norms)
@@ -134,7 +134,23 @@ class Meter:
             excluded=dict(Counter(closed.excluded.values())),
             skipped_updates=closed.skipped_updates,
             metrics=metrics,
+            logp_gap=_gaps(trained, training.values(), names),
             busy={name: min(busy[name] / seconds, 1.0) for name in sorted(set(names.values()))},
             staleness=trained.staleness,
             fingerprints=dict(sorted(self._prints.pop(iteration, {}).items())),
         )
+
+
+def _gaps(
+    trained: UnitMetrics, units: Collection[tuple[UnitMetrics, str]], names: Mapping[str, str]
+) -> dict[str, float]:
+    """|log p at training - log p at rollout|: mean and largest, and the largest of each timestep and worker."""
+    if not trained.pairs or trained.forward:
+        return {}
+    found = {"mean": trained.logp_gap / trained.pairs, "max": trained.logp_gap_max}
+    found |= {f"t={step}": gap for step, gap in sorted(trained.logp_gaps.items())}
+    if trained.probed:
+        found["floor"] = trained.logp_floor_max
+    for name in sorted({names[worker] for _, worker in units}):
+        found[name] = max(metrics.logp_gap_max for metrics, worker in units if names[worker] == name)
+    return found

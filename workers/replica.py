@@ -22,6 +22,7 @@ from digenrl.algorithms.registry import algorithm_of
 from digenrl.algorithms.streaming import Closings, UpdateAccumulator, UpdateState
 from digenrl.config import RunConfig
 from digenrl.contributions import Contribution, StreamedContribution
+from digenrl.gates import ScheduleGate
 from digenrl.guard.inspection import Inspector
 from digenrl.identity import MicroBatchId
 from digenrl.models.base import Embeddings
@@ -45,7 +46,7 @@ from digenrl.scheduling.messages import (
 )
 from digenrl.scheduling.units import RolloutUnit, ScoreUnit, TrainUnit, Unit, UpdateUnit
 from digenrl.scoring import score_micro_batch
-from digenrl.training import stream_unit, train_unit
+from digenrl.training import replay_floor, stream_unit, train_unit
 from workers.forgetting import Forgetting
 from workers.held import (
     FinishedRollout,
@@ -89,6 +90,8 @@ class Replica:
         self._receipts: dict[tuple[Unit, int], Receipt] = {}
         self._dropping = threading.Lock()
         self._forgetting = Forgetting()
+        self._schedule = ScheduleGate(setup.config, self.shape, self.policy.model)
+        self._rounding_known = False
 
     @property
     def kind(self) -> str:
@@ -111,7 +114,7 @@ class Replica:
             case ScoreUnit():
                 receipt = self._score(run.unit, assignment.prompts)
             case TrainUnit():
-                receipt = self._train(run.unit, assignment)
+                receipt = self._probed(self._train(run.unit, assignment), run.unit, assignment)
             case UpdateUnit():
                 assert assignment.learning_rate is not None
                 receipt = self._update(run.unit, run, assignment.learning_rate)
@@ -148,6 +151,7 @@ class Replica:
     def _train(self, unit: TrainUnit, assignment: Assignment) -> Receipt:
         run = assignment.run
         assert run.old_theta is not None
+        self._schedule.check(self._finished[unit.micro_batch].trajectory)
         self._accumulator(run.theta + 1).close(run.closings)
         if run.rewards:
             return self._stream(unit, assignment)
@@ -159,6 +163,27 @@ class Replica:
             return _receipt(Trained((unit,)))
         self._add(assignment, lambda accumulator: accumulator.add(unit, contribution.gradient))
         return replace(_receipt(Trained((unit,))), training=contribution.metrics)
+
+    def _probed(self, receipt: Receipt, unit: TrainUnit, assignment: Assignment) -> Receipt:
+        """Of the first unit trained here: with what rounding alone does to its log-probs, which the gate looks at."""
+        if self._rounding_known or not receipt.training.pairs:
+            return receipt
+        run = assignment.run
+        assert run.old_theta is not None
+        self._rounding_known = True
+        floor = replay_floor(
+            self.policy,
+            self._finished[unit.micro_batch].trajectory,
+            self._encode(assignment.prompts),
+            unit.steps,
+            run.rewards or run.advantages,
+            old=self._weights.behaviour(run.old_theta),
+            algorithm=self.config.algorithm,
+            guidance_scale=self.config.model.guidance_scale,
+        )
+        if floor is None:
+            return receipt
+        return replace(receipt, training=replace(receipt.training, logp_floor_max=floor, probed=1))
 
     def _stream(self, unit: TrainUnit, assignment: Assignment) -> Receipt:
         """Train before the group is complete: its advantages are put in when it is."""
@@ -332,7 +357,7 @@ def load_policy(config: RunConfig) -> Policy:
     """The model of a run with its LoRA layers, on the run's device."""
     device = config.cluster.device
     model = load_model(config.model, device)
-    return Policy(model, config.lora, seed=runspec.adapter_seed(config), device=device)
+    return Policy(model, config.adapter, seed=runspec.adapter_seed(config), device=device)
 
 
 def device_kind(config: RunConfig) -> str:

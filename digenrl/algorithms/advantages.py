@@ -24,7 +24,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Generic, Literal, Protocol, TypeVar
 
 StdScope = Literal["group", "update", "iteration", "none"]
@@ -41,6 +41,13 @@ class _Identity(Protocol):
 
 
 K = TypeVar("K", bound=_Identity)
+
+
+#: The positive and the negative part of several advantages, see `digenrl.algorithms.split`.
+SplitAdvantage = tuple[float, float]
+
+#: What a train unit is told of a sample.
+Advantage = float | SplitAdvantage
 
 
 @dataclass(frozen=True)
@@ -86,12 +93,19 @@ class Advantages(Generic[K]):
         statistics: of each group in the sequence, None for those without a policy term; empty where advantages are
             not those of one reward.
         middling: samples left out because they are not among the best and worst of their group.
+        split: the same samples as in `values`, if their rewards' losses are clipped one by one; else empty.
     """
 
     values: dict[K, float]
     zero_variance: frozenset[int]
     statistics: tuple[GroupStatistics | None, ...] = ()
     middling: frozenset[K] = frozenset()
+    split: Mapping[K, SplitAdvantage] = field(default_factory=dict)
+
+    @property
+    def told(self) -> Mapping[K, Advantage]:
+        """What train units are told."""
+        return self.split or self.values
 
 
 def group_advantages(rewards_by_group: Sequence[Mapping[K, float]], rule: AdvantageRule) -> Advantages[K]:

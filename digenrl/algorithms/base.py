@@ -30,11 +30,13 @@ class Steps(NamedTuple):
         stochastic: drawn from the sampler; the others are deterministic.
         trained: those that are trained, increasing. Of stochastic ones the transition is, of others the noise level.
         multistep_from: from this step on, deterministic ones are of second order; None: all of them are Euler steps.
+        total: how many steps there are; None: as many as everywhere.
     """
 
     stochastic: tuple[int, ...]
     trained: tuple[int, ...]
     multistep_from: int | None = None
+    total: int | None = None
 
 
 @dataclass(frozen=True, eq=False)
@@ -62,7 +64,7 @@ class Algorithm(ABC):
     Attributes:
         sampler: how a stochastic step is drawn, if there is any.
         noise_level: of that sampler.
-        num_steps: T, denoising steps of a training rollout.
+        num_steps: T, denoising steps of a training rollout, at most; see `steps`.
         num_trained: K, trained steps of each sample.
         forward: clean latents are noised again and trained on, instead of the transitions of the rollout.
         lags: samples may be generated with other weights than those that were trained last, see `decay_after`.
@@ -79,8 +81,12 @@ class Algorithm(ABC):
     def steps(self, run_seed: int, iteration: int) -> Steps:
         """The steps of an iteration, from identity alone."""
 
-    def sigmas(self) -> Tensor | None:
-        """(T+1,) float32 noise levels of training rollouts; None: those of the checkpoint."""
+    def total_steps(self, run_seed: int, iteration: int) -> int:
+        """Denoising steps of an iteration's rollouts."""
+        return self.steps(run_seed, iteration).total or self.num_steps
+
+    def sigmas(self, run_seed: int, iteration: int) -> Tensor | None:
+        """(T+1,) float32 noise levels of an iteration's rollouts; None: those of the checkpoint."""
         return None
 
     def decay_after(self, theta: int) -> float:
@@ -107,6 +113,6 @@ class PolicyGradient(Algorithm):
 
         Args:
             ratio: (N,) from `ratio`.
-            advantages: (N,).
+            advantages: (N,), within their bound already.
             replay: what the ratio is of.
         """

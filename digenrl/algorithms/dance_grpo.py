@@ -47,17 +47,17 @@ class DanceGrpo(PolicyGradient):
         self.num_steps = section.num_steps
         self.num_trained = section.num_trained
         self._shift = section.sigma_shift
-        self._clip_range, self._adv_clip_max = section.clip_range, section.adv_clip_max
+        self._clip_range = section.clip_range
 
     def steps(self, run_seed: int, iteration: int) -> Steps:
         """See Algorithm."""
         trained = random_steps(self.num_steps, self.num_trained, run_seed, iteration)
         return Steps(tuple(range(self.num_steps - 1)), trained)
 
-    def sigmas(self) -> Tensor | None:
+    def sigmas(self, run_seed: int, iteration: int) -> Tensor | None:
         """See Algorithm."""
         return None if self._shift is None else shifted_sigmas(self.num_steps, self._shift)
 
     def surrogate(self, ratio: Tensor, advantages: Tensor, replay: Replay) -> PolicyTerms:
         """See Algorithm."""
-        return clipped_surrogate(ratio, advantages, self._clip_range, self._adv_clip_max)
+        return clipped_surrogate(ratio, advantages, self._clip_range, None)

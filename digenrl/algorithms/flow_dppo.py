@@ -49,8 +49,8 @@ class FlowDppo(Windowed):
     def __init__(self, section: FlowDppoConfig) -> None:
         super().__init__(section)
         self.sampler = section.sampler
-        self._threshold, self._adv_clip_max = section.divergence_threshold, section.adv_clip_max
+        self._threshold = section.divergence_threshold
 
     def surrogate(self, ratio: Tensor, advantages: Tensor, replay: Replay) -> PolicyTerms:
         """See Algorithm."""
-        return masked_surrogate(ratio, advantages, drift(replay), self._threshold, self._adv_clip_max)
+        return masked_surrogate(ratio, advantages, drift(replay), self._threshold, None)

@@ -44,8 +44,8 @@ class FlowGrpo(Windowed):
     def __init__(self, section: FlowGrpoConfig | GrpoGuardConfig) -> None:
         super().__init__(section)
         self.sampler = section.sampler
-        self._clip_range, self._adv_clip_max = section.clip_range, section.adv_clip_max
+        self._clip_range = section.clip_range
 
     def surrogate(self, ratio: Tensor, advantages: Tensor, replay: Replay) -> PolicyTerms:
         """See Algorithm."""
-        return clipped_surrogate(ratio, advantages, self._clip_range, self._adv_clip_max)
+        return clipped_surrogate(ratio, advantages, self._clip_range, None)

@@ -1,12 +1,12 @@
 """MixGRPO: a window of stochastic, trained steps that slides along the trajectory; all other steps are deterministic.
 
-Those after the window may be of second order (MixGRPO-Flash), see `digenrl.algorithms.dpm_solver`. The window's place
-follows from the iteration alone, see `digenrl.algorithms.windows`. The loss is PPO's clipped surrogate.
+Those after the window may be fewer and of second order (MixGRPO-Flash), see `digenrl.algorithms.dpm_solver`. The
+window's place follows from the iteration alone, see `digenrl.algorithms.windows`. The loss is PPO's clipped surrogate.
 
 Source: MixGRPO (arXiv 2507.21802). Its advantages (each reward by itself, standard deviation with ddof 1, eps 1e-8) are
 defaults of its section.
-Deviations: those of `windows`; the model sees 1000 sigma as it is, not truncated to an integer; Flash keeps all steps
-after the window instead of a part of them.
+Deviations: those of `windows` and of `dpm_solver.compress_tail`; the model sees 1000 sigma as it is, not truncated to
+an integer; Flash keeps all steps after the window unless `tail_ratio` says how many.
 """
 
 from __future__ import annotations
@@ -15,6 +15,7 @@ from torch import Tensor
 
 from digenrl.algorithms.base import PolicyGradient, Replay, Steps
 from digenrl.algorithms.dance_grpo import shifted_sigmas
+from digenrl.algorithms.dpm_solver import compress_tail, compressed_steps
 from digenrl.algorithms.losses import PolicyTerms, clipped_surrogate
 from digenrl.algorithms.windows import SlidingWindow, window_steps
 from digenrl.config import MixGrpoConfig
@@ -33,17 +34,24 @@ class MixGrpo(PolicyGradient):
         self.num_trained = section.window.size
         self._window = SlidingWindow(limit=section.num_steps - UNTRAINED, **section.window.model_dump())
         self._shift, self._flash = section.sigma_shift, section.tail_solver == "dpm_solver"
-        self._clip_range, self._adv_clip_max = section.clip_range, section.adv_clip_max
+        self._tail_ratio = section.tail_ratio
+        self._clip_range = section.clip_range
 
     def steps(self, run_seed: int, iteration: int) -> Steps:
         """See Algorithm."""
         window = window_steps(self._window, run_seed, iteration)
-        return Steps(window, window, multistep_from=window[-1] + 1 if self._flash else None)
+        total = compressed_steps(self.num_steps, window[-1], self._tail_ratio)
+        return Steps(window, window, multistep_from=window[-1] + 1 if self._flash else None, total=total)
 
-    def sigmas(self) -> Tensor | None:
+    def sigmas(self, run_seed: int, iteration: int) -> Tensor | None:
         """See Algorithm."""
-        return None if self._shift is None else shifted_sigmas(self.num_steps, self._shift)
+        if self._shift is None:
+            return None
+        table = shifted_sigmas(self.num_steps, self._shift)
+        if self._tail_ratio == 1:
+            return table
+        return compress_tail(table, window_steps(self._window, run_seed, iteration)[-1], self._tail_ratio, self._shift)
 
     def surrogate(self, ratio: Tensor, advantages: Tensor, replay: Replay) -> PolicyTerms:
         """See Algorithm."""
-        return clipped_surrogate(ratio, advantages, self._clip_range, self._adv_clip_max)
+        return clipped_surrogate(ratio, advantages, self._clip_range, None)

@@ -3,6 +3,7 @@
     Term                 one reward of a mix
     summed_advantages    the advantage of their weighted sum
     mixed_advantages     the weighted sum of their advantages
+    columns_of           the values of one reward
     ranks                what normalise=rank makes of the values of a group
 
 A sample has values of the rewards that its prompt names, and all samples of a group share a prompt: a reward that a
@@ -55,7 +56,7 @@ def summed_advantages(
     """
     sums: list[dict[K, float]] = [dict.fromkeys(group, 0.0) for group in values_by_group]
     for term in terms:
-        columns = _columns(values_by_group, term, rule)
+        columns = columns_of(values_by_group, term, rule)
         _add(sums, normalised(columns, rule)[0] if term.normalise == "std" else columns, term.weight)
     return group_advantages(sums, rule)
 
@@ -76,7 +77,7 @@ def mixed_advantages(
     sums: list[dict[K, float]] = [dict.fromkeys(group, 0.0) for group in values_by_group]
     silent = frozenset(range(len(values_by_group)))
     for term in terms:
-        advantages, without_variance = normalised(_columns(values_by_group, term, rule), rule)
+        advantages, without_variance = normalised(columns_of(values_by_group, term, rule), rule)
         silent &= without_variance
         _add(sums, advantages, term.weight)
     return finished(sums, silent, (), rule)
@@ -102,7 +103,7 @@ def ranks(values: Mapping[K, float], tolerance: float) -> dict[K, float]:
     return {sample: found[sample] for sample in values}
 
 
-def _columns(
+def columns_of(
     values_by_group: Sequence[Mapping[K, Mapping[str, float]]], term: Term, rule: AdvantageRule
 ) -> list[dict[K, float]]:
     """The values of one reward, per group; none of groups that it does not score."""

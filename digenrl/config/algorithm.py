@@ -52,10 +52,10 @@ class AlgorithmSection(Section):
         description="Train on the n/2 samples of a group with the highest and the n/2 with the lowest advantage; null: "
         "on all.",
     )
-    reward_aggregation: Literal["rewards", "advantages"] = Field(
+    reward_aggregation: Literal["rewards", "advantages", "losses"] = Field(
         "rewards",
         description="With several rewards: rewards: the advantage of their weighted sum; advantages: the weighted sum "
-        "of their advantages (GDPO).",
+        "of their advantages (GDPO); losses: that of their losses, each clipped by itself (DanceGRPO).",
     )
     zero_variance_tolerance: float = Field(
         1e-8, ge=0, description="A group whose rewards differ by no more has no policy term."
@@ -95,6 +95,9 @@ class AlgorithmSection(Section):
 class GrpoSection(AlgorithmSection):
     """What algorithms with a policy gradient have."""
 
+    init_same_noise: bool = Field(
+        False, description="All samples of a group start from the same noise; they differ by that of their steps."
+    )
     kl_beta: float = Field(0.0, ge=0, description="Weight of the KL to the base model (adapter off).")
     kl_convention: Literal["image", "transition"] = Field(
         "image",
@@ -198,6 +201,12 @@ class MixGrpoConfig(GrpoSection):
         "euler",
         description="How the steps after the window are taken; dpm_solver: by second-order DPM-Solver++ (Flash).",
     )
+    tail_ratio: float = Field(
+        1.0,
+        gt=0,
+        le=1,
+        description="Share of these steps that is taken, rounded down, at least two (published with Flash: 0.4).",
+    )
     sigma_shift: float | None = Field(
         None,
         gt=0,
@@ -207,10 +216,10 @@ class MixGrpoConfig(GrpoSection):
     clip_range: float = Field(1e-4, gt=0, lt=1, description="PPO clip range; not portable between models.")
     std_ddof: Literal[0, 1] = Field(1, description="0: population, 1: sample standard deviation.")
     std_eps: float = Field(1e-8, gt=0, description="Added to the standard deviation.")
-    reward_aggregation: Literal["rewards", "advantages"] = Field(
+    reward_aggregation: Literal["rewards", "advantages", "losses"] = Field(
         "advantages",
         description="With several rewards: rewards: the advantage of their weighted sum; advantages: the weighted sum "
-        "of their advantages (GDPO).",
+        "of their advantages (GDPO); losses: that of their losses, each clipped by itself (DanceGRPO).",
     )
 
     @model_validator(mode="after")
@@ -220,6 +229,16 @@ class MixGrpoConfig(GrpoSection):
                 f"window.size={self.window.size} does not fit: the last two of num_steps={self.num_steps} steps are "
                 f"never trained"
                 + (f"; use at most {self.num_steps - 2}" if self.num_steps > 2 else "; use at least num_steps=3")
+            )
+        if self.tail_ratio < 1 and self.tail_solver == "euler":
+            raise ValueError(
+                f"tail_ratio={self.tail_ratio:g} leaves steps out, for which Euler steps are not exact enough; use "
+                f"tail_solver=dpm_solver, or tail_ratio=1"
+            )
+        if self.tail_ratio < 1 and self.sigma_shift is None:
+            raise ValueError(
+                f"tail_ratio={self.tail_ratio:g} needs to know how the schedule is shifted; set sigma_shift "
+                f"(published: 3 for FLUX), or tail_ratio=1"
             )
         return self
 
@@ -276,6 +295,15 @@ class DiffusionNftConfig(AlgorithmSection):
         0.99, gt=0, le=1, description="Share of the rollout's noise levels that is trained, rounded down, at least one."
     )
     kl_beta: float = Field(1e-4, ge=0, description="Weight of the squared distance to the base model's velocity.")
+
+    @model_validator(mode="after")
+    def _one_loss(self) -> DiffusionNftConfig:
+        if self.reward_aggregation == "losses":
+            raise ValueError(
+                "reward_aggregation=losses means nothing with diffusion_nft, whose loss has no ratio to clip; use "
+                "advantages"
+            )
+        return self
 
     @property
     def num_trained(self) -> int:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from decimal import Decimal
+from typing import Literal
 
 from pydantic import Field, model_validator
 
 from digenrl.config.algorithm import AlgorithmConfig, FlowGrpoConfig
 from digenrl.config.data import DataConfig
 from digenrl.config.errors import did_you_mean, shown
+from digenrl.config.full import hindrances
 from digenrl.config.guard import GuardConfig
 from digenrl.config.model import LoraConfig, ModelConfig
 from digenrl.config.optimizer import OptimizerConfig
@@ -31,7 +33,12 @@ class RunConfig(Section):
     seed: int = Field(0, ge=0, description="Seed of prompts, noise, windows and the adapter's start.")
     iterations: PositiveInt = Field(100, le=1_000_000, description="RL iterations.")
     model: ModelConfig = Field(default_factory=ModelConfig)
-    lora: LoraConfig = Field(default_factory=LoraConfig)
+    method: Literal["lora", "full"] = Field(
+        "lora",
+        description="What is trained: lora: an adapter, see `lora`; full: all weights of the transformer, in float32, "
+        "on trainers that hold all of it.",
+    )
+    lora: LoraConfig = Field(default_factory=LoraConfig, description="The trained adapter; for method=lora.")
     data: DataConfig
     rewards: tuple[RewardConfig, ...] = Field(min_length=1, description="Terms of the reward.")
     algorithm: AlgorithmConfig = Field(default_factory=FlowGrpoConfig, description="How samples are learned from.")
@@ -77,6 +84,12 @@ class RunConfig(Section):
                         f"data: the source {source.path} names the reward {shown(name)}, which is not among the run's "
                         f"rewards{did_you_mean(name, names, 'those are')}"
                     )
+        weights = [r.weight for r in self.rewards]
+        if self.algorithm.reward_aggregation == "losses" and min(weights) < 0:
+            raise ValueError(
+                f"rewards: with algorithm.reward_aggregation=losses no weight may be negative, got {weights}: a "
+                f"loss of negative weight would not be clipped but let go"
+            )
         return self
 
     @model_validator(mode="after")
@@ -90,6 +103,12 @@ class RunConfig(Section):
             )
         if len(set(gold)) != len(gold):
             raise ValueError(f"guard.gold: each reward may be named once, got {gold}")
+        return self
+
+    @model_validator(mode="after")
+    def _full(self) -> RunConfig:
+        if self.method == "full" and (found := hindrances(self.algorithm, self.schedule)):
+            raise ValueError(f"method=full cannot be combined with {'; nor with '.join(found)}")
         return self
 
     @model_validator(mode="after")
@@ -117,6 +136,11 @@ class RunConfig(Section):
                 f"ones can be streamed; use a smaller stale_fraction, or advantage=group"
             )
         return self
+
+    @property
+    def adapter(self) -> LoraConfig | None:
+        """The LoRA that is trained; None: all weights of the transformer are."""
+        return self.lora if self.method == "lora" else None
 
     @property
     def stale_groups(self) -> int:

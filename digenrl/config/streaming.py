@@ -28,10 +28,10 @@ def hindrance(algorithm: AlgorithmConfig, rewards: Sequence[RewardConfig] = ()) 
             f"cannot be combined with algorithm.best_of_n={algorithm.best_of_n}: which samples take part is known only "
             f"when their group is complete; use best_of_n=null"
         )
-    if algorithm.reward_aggregation == "advantages":
+    if algorithm.reward_aggregation != "rewards":
         return (
-            "cannot be combined with algorithm.reward_aggregation=advantages: each reward has a mean and a standard "
-            "deviation of its own, and would need sums of its own; use reward_aggregation=rewards"
+            f"cannot be combined with algorithm.reward_aggregation={algorithm.reward_aggregation}: each reward has a "
+            "mean and a standard deviation of its own, and would need sums of its own; use reward_aggregation=rewards"
         )
     for number, reward in enumerate(rewards):
         if reward.normalise != "none":

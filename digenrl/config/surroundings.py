@@ -47,8 +47,8 @@ class GatesConfig(Section):
     max_logp_gap: float | None = Field(
         None,
         gt=0,
-        description="Limit of |log p at training - log p at rollout| under the same weights; null: five times what the "
-        "first update shows, and at least 1e-6.",
+        description="Limit of |log p at training - log p at rollout| under the same weights; null: five times what "
+        "rounding was found to do on the trainers, then what the first update shows, and at least 1e-6.",
     )
     max_bad_updates: int = Field(3, ge=0, description="Updates skipped for non-finite gradients before the run stops.")
     max_failed_share: float = Field(

@@ -2,6 +2,7 @@
 
 load_model(config, device) -> FlowModel
 save_lora(family, adapter, lora, directory)     as diffusers takes it; loads no model
+save_transformer(config, weights, directory)    likewise, of `method: full`; read_transformer(directory) reads it
 family_of(name)                                 what is known of a family without loading anything
 """
 
@@ -68,6 +69,20 @@ def load_model(config: ModelConfig, device: torch.device | str = "cpu") -> FlowM
 def save_lora(family: str, adapter: Mapping[str, torch.Tensor], lora: LoraConfig, directory: Path) -> None:
     """Write an adapter so that the family's diffusers pipeline takes it with `load_lora_weights(directory)`."""
     model_class(family).save_lora(adapter, lora, directory)
+
+
+def save_transformer(config: ModelConfig, weights: Mapping[str, torch.Tensor], directory: Path) -> None:
+    """Write a checkpoint's transformer with other weights, as diffusers' `from_pretrained(directory)` takes it."""
+    from digenrl.models import transformer
+
+    transformer.save(config, weights, directory)
+
+
+def read_transformer(directory: Path) -> dict[str, torch.Tensor]:
+    """Weights of such a folder in float32, by parameter name."""
+    from digenrl.models import transformer
+
+    return transformer.read(directory)
 
 
 def family_of(name: str) -> Family:

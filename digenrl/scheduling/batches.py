@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from digenrl.identity import MicroBatchId, SampleId
 from digenrl.rewards.base import Failed, Score, Scored
 from digenrl.scheduling.shape import RunShape
 from digenrl.scheduling.units import RolloutUnit, TrainUnit
+
+if TYPE_CHECKING:
+    from digenrl.algorithms.advantages import Advantage
 
 
 @dataclass(slots=True, eq=False)
@@ -59,7 +63,7 @@ class Batch:
     scoring: bool = False
     known: dict[SampleId, Score] = field(default_factory=dict)
     scores: dict[SampleId, Score] | None = None
-    advantages: dict[SampleId, float] | None = None
+    advantages: dict[SampleId, Advantage] | None = None
     home: str | None = None
     lines: set[str] = field(default_factory=set)
     ready: dict[TrainUnit, None] = field(default_factory=dict)

@@ -18,7 +18,7 @@ from digenrl.rewards.base import Score
 from digenrl.scheduling.units import TrainUnit, Unit
 
 if TYPE_CHECKING:
-    from digenrl.algorithms.advantages import GroupStatistics
+    from digenrl.algorithms.advantages import Advantage, GroupStatistics
 
 Capability = Literal["rollout", "train", "score"]
 
@@ -221,7 +221,7 @@ class Run:
     worker: str
     theta: int
     priority: int
-    advantages: dict[SampleId, float] = field(default_factory=dict)
+    advantages: dict[SampleId, Advantage] = field(default_factory=dict)
     old_theta: int | None = None
     depends_on: tuple[Unit, ...] = ()
     rewards: dict[SampleId, float] = field(default_factory=dict)

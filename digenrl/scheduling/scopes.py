@@ -17,7 +17,7 @@ from digenrl.scheduling.batches import Batch
 from digenrl.scheduling.shape import RunShape
 
 if TYPE_CHECKING:
-    from digenrl.algorithms.advantages import GroupStatistics
+    from digenrl.algorithms.advantages import Advantage, GroupStatistics
 
 StdScope = Literal["group", "update", "iteration"]
 
@@ -33,7 +33,7 @@ class Verdict:
             group with statistics must take part with all its samples.
     """
 
-    advantages: Mapping[SampleId, float]
+    advantages: Mapping[SampleId, Advantage]
     excluded: Mapping[SampleId, str] = field(default_factory=dict)
     statistics: Sequence[GroupStatistics | None] = ()
 

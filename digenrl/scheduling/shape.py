@@ -28,7 +28,7 @@ class RunShape:
         groups: P, prompt groups per iteration.
         group_size: G, samples per group.
         micro_batch: samples per micro-batch; divides G.
-        num_steps: T, denoising steps of training rollouts.
+        num_steps: T, denoising steps of training rollouts, at most.
         updates: U, optimiser steps per iteration; divides P.
         timestep_batch: trained timesteps per train unit.
         trained_steps: iteration -> the K steps that are stochastic and trained, increasing.
@@ -39,6 +39,7 @@ class RunShape:
         evaluated: version -> whether that version is evaluated.
         steps_per_unit: denoising steps per training rollout unit outside detailed iterations; None: all of them.
         stale_groups: how many groups of an iteration are generated under the version of the iteration before.
+        total_steps: iteration -> denoising steps of its rollouts; None: num_steps in all.
     """
 
     run_seed: int
@@ -59,6 +60,7 @@ class RunShape:
     evaluated: Callable[[int], bool]
     steps_per_unit: int | None = None
     stale_groups: int = 0
+    total_steps: Callable[[int], int] | None = None
 
     @property
     def micro_batches_per_group(self) -> int:
@@ -103,8 +105,9 @@ class RunShape:
         """Units of one trajectory, in order. Evaluations are never cut."""
         if micro_batch.phase == "eval":
             return [RolloutUnit(micro_batch, 0, self.eval_num_steps)]
-        size = 1 if self.detailed(micro_batch.iteration) else self.steps_per_unit or self.num_steps
-        cuts = [*range(0, self.num_steps, size), self.num_steps]
+        total = self.num_steps if self.total_steps is None else self.total_steps(micro_batch.iteration)
+        size = 1 if self.detailed(micro_batch.iteration) else self.steps_per_unit or total
+        cuts = [*range(0, total, size), total]
         return [RolloutUnit(micro_batch, first, last) for first, last in pairwise(cuts)]
 
     def train_units(self, micro_batch: MicroBatchId) -> list[TrainUnit]:

@@ -18,7 +18,7 @@ from digenrl.scheduling.shape import RunShape
 from digenrl.scheduling.units import Unit
 
 if TYPE_CHECKING:
-    from digenrl.algorithms.advantages import GroupStatistics
+    from digenrl.algorithms.advantages import Advantage, GroupStatistics
 
 # Priorities of Run. On the device: an optimiser step holds everybody up, then come train units, then trajectories that
 # are under way, then new ones, then new ones of the next iteration; evaluation takes what is left.
@@ -166,7 +166,7 @@ class State:
         worker: Worker,
         theta: int,
         priority: int,
-        advantages: dict[SampleId, float] | None = None,
+        advantages: dict[SampleId, Advantage] | None = None,
         old_theta: int | None = None,
         depends_on: tuple[Unit, ...] = (),
         rewards: dict[SampleId, float] | None = None,

@@ -47,10 +47,10 @@ def markdown_table(found: Sequence[Preset]) -> str:
 
 def facts(config: RunConfig) -> tuple[str, ...]:
     """Rewards; what is trained; groups and their size; trained of all steps; pixels and frames; a worker's GPU."""
-    algorithm, model, lora = config.algorithm, config.model, config.lora
+    algorithm, model = config.algorithm, config.model
     return (
         ", ".join(term.called for term in config.rewards),
-        f"LoRA {lora.rank}/{lora.alpha}",
+        "all" if config.adapter is None else f"LoRA {config.adapter.rank}/{config.adapter.alpha}",
         f"{algorithm.prompts_per_iteration}x{algorithm.samples_per_prompt}",
         f"{runspec.trained_step_count(config)} of {algorithm.num_steps}",
         f"{model.height}x{model.width}" + (f"x{model.frames}" if model.frames > 1 else ""),

@@ -46,7 +46,7 @@ def run(
         prompts: texts; each is drawn by itself, so that its picture does not depend on the others.
         seed: of the noise.
         out: the file to write, for a single prompt; None: below the run's directory.
-        base: without the trained LoRA.
+        base: with the base model, not with the trained weights.
         scale: enlarge this many times, without smoothing.
 
     Raises:

@@ -40,7 +40,7 @@ def passed(witness: Witness) -> list[Line]:
         )
     return [
         ("replay", _replay(witness)),
-        ("adapter", f"{witness.layers} layers bound, moved by the updates"),
+        ("weights", f"{witness.trained}, moved by the updates"),
         ("gradients", f"finite, of {report.trained} (sample, step) pairs; {sum(report.excluded.values())} left out"),
     ]
 
@@ -121,11 +121,8 @@ def _kept(config: RunConfig) -> list[Line]:
         f"guidance {model.guidance_scale:g}" if guided else "no guidance",
         f"KL {algorithm.kl_beta:g}" if algorithm.kl_beta else "no KL",
     ]
-    lora = config.lora
-    return [
-        ("recipe", ", ".join(parts)),
-        ("schedule", f"LoRA {lora.rank}/{lora.alpha}, layout {config.schedule.layout}"),
-    ]
+    trained = "all weights" if config.adapter is None else f"LoRA {config.adapter.rank}/{config.adapter.alpha}"
+    return [("recipe", ", ".join(parts)), ("schedule", f"{trained}, layout {config.schedule.layout}")]
 
 
 def _memory(memory: Memory) -> list[Line]:

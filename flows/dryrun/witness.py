@@ -18,13 +18,14 @@ class Witness(Listener):
     Attributes:
         report: of the iteration, once it is closed.
         first: what the train units of the first update reported, computed under the weights of the rollout.
-        layers: with a LoRA.
-        moved: whether the updates changed the LoRA: a fresh one adds nothing, its B matrices are 0.
+        trained: what there is to train.
+        moved: whether the updates changed it: the B matrices of a fresh LoRA are 0; of all weights, their gradient is
+            not.
     """
 
     report: IterationReport | None = None
     first: UnitMetrics = field(default_factory=UnitMetrics)
-    layers: int = 0
+    trained: str = ""
     moved: bool = False
 
     def dispatched(self, event: Dispatched) -> None:
@@ -39,8 +40,11 @@ class Witness(Listener):
     def published(self, version: int, state: TrainerState) -> None:
         """See Listener."""
         outputs = [tensor for name, tensor in state.adapter.items() if ".lora_B" in name]
-        self.layers, self.moved = len(outputs), any(bool(tensor.any()) for tensor in outputs)
+        self.trained = f"LoRA on {len(outputs)} layers" if outputs else f"{len(state.adapter)} tensors"
+        self.moved = self.moved or any(bool(tensor.any()) for tensor in outputs)
 
     def iteration_closed(self, report: IterationReport) -> None:
         """See Listener."""
         self.report = report
+        full = self.trained.endswith("tensors")
+        self.moved = self.moved or (full and report.metrics.get("grad_norm", 0.0) > 0)

@@ -120,7 +120,7 @@ def _priced(config: RunConfig) -> tuple[object, ...]:
     """What the costs of units depend on, apart from the sizes of units."""
     algorithm = config.algorithm
     rewards = tuple((term.name, term.path, term.url, term.model, term.frames) for term in config.rewards)
-    return (config.model, config.lora, rewards, config.cluster.device, algorithm.name, algorithm.kl_beta > 0)
+    return (config.model, config.adapter, rewards, config.cluster.device, algorithm.name, algorithm.kl_beta > 0)
 
 
 def for_fleet(known: Known, members: Sequence[Member]) -> CostModel:

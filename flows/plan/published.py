@@ -48,6 +48,6 @@ def workload_of(config: RunConfig) -> Workload | None:
             micro_batch=config.micro_batch,
             source=_SOURCE,
         ),
-        training=Training("lora", 1, config.lora.rank, base.checkpoint.adapted_layers, _SOURCE),
+        training=Training(config.method, 1, config.lora.rank, base.checkpoint.adapted_layers, _SOURCE),
         reward=Reward(0.0, 0, 0.0, "not counted"),
     )

@@ -87,6 +87,8 @@ def schedules(subject: Subject) -> list[Schedule]:
         rows.append(replace(assisted, name=f"+ TCSS ({stale} of {shape.groups} groups)", stale_groups=stale))
     if hindrance(algorithm) is None and shape.micro_batches_per_group > 1:
         rows.append(replace(assisted, name="GAP, TAG, streaming", streaming=True))
+    if subject.config.method == "full":  # what needs weights beside those that are trained is refused
+        rows = [row for row in rows if not (row.helps or row.streaming or row.stale_groups)]
     if not any(replace(row, name=configured.name) == configured for row in rows):
         rows.append(configured)
     return rows

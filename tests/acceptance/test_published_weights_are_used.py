@@ -7,6 +7,7 @@ version 1. What arrives with another hash, without tensors or with other names i
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Iterator
 from typing import Any
 
@@ -14,10 +15,11 @@ import pytest
 import torch
 
 from digenrl.config.errors import ConfigError
+from digenrl.policy import adapter_hash
 from digenrl.scheduling.messages import AdapterRef
 from digenrl.scheduling.units import ScoreUnit
 from faults import Faults, installed
-from runs import Ground, OnUnit, Outcome, small
+from runs import Ground, OnUnit, Outcome, assert_as_expected, small
 from workers import process
 from workers.courier import RunFailed
 from workers.held import join_state
@@ -61,6 +63,20 @@ def test_every_worker_holds_what_was_published(ground: Ground) -> None:
     # The canary: fixed noise and prompts.
     first, second, third = (outcome.pictures[version] for version in range(3))
     assert all(first[i] != second[i] and second[i] != third[i] for i in range(6))
+    # Every worker has trained and drawn; what they drew is what one process alone draws.
+    assert_as_expected(outcome, config)
+
+
+def test_rollouts_that_go_on_with_old_weights_end_the_run(ground: Ground) -> None:
+    """What the symptom looks like with every hash right: installed, but not what is computed with."""
+    outcome = Outcome()
+    config = small(f"cluster.workers={WORKERS}", "evaluation.every=0", "optimizer.warmup_iterations=0")
+    with installed(ground, Faults(stuck=True)), pytest.raises(RunFailed) as failed:
+        ground.do(ground.drive, config, outcome)
+    assert re.search(
+        r"log-probs of train i1 .* on worker \d differ by up to .*: rollout and training", str(failed.value)
+    )
+    assert [version for version, _ in outcome.versions] == [1], "the first iteration is as it should be"
 
 
 def test_weights_that_change_on_the_way_are_refused(ground: Ground) -> None:
@@ -89,6 +105,21 @@ def test_a_renamed_tensor_is_refused(replica: Replica) -> None:
 def test_no_tensors_at_all_are_refused(replica: Replica) -> None:
     with pytest.raises(ValueError, match="has 0 tensors where this policy has"):
         replica.store(AdapterRef(1), None, {}, "")
+
+
+def test_zeros_in_place_of_what_was_published_are_refused(replica: Replica) -> None:
+    adapter = replica.policy.initial_adapter()
+    zeros = {name: torch.zeros_like(tensor) for name, tensor in adapter.items()}
+    with pytest.raises(ValueError, match=r"theta 1 arrived with hash .*: not installed"):
+        replica.store(AdapterRef(1), None, join_state(zeros, None), adapter_hash(adapter))
+    assert not replica.holds(AdapterRef(1))
+
+
+def test_an_adapter_that_binds_nothing_is_refused() -> None:
+    config = small()
+    config = config.model_copy(update={"lora": config.lora.model_copy(update={"targets": ()})})
+    with pytest.raises(ConfigError, match=r"lora.targets=\[\] binds no layer"):
+        Replica(RunSetup("epoch", config, 0), "here")
 
 
 def test_a_renamed_target_is_refused() -> None:

@@ -53,7 +53,7 @@ def test_one_iteration_runs_passes_its_gates_and_leaves_nothing(
     (home.user / f"forward{mark}.yaml").write_text("extends: flux1-dev-diffusion_nft\nlora: {rank: 8}\n")
     output = home.run("train", *argv, "--dry-run").stdout
     name = argv[0].removesuffix(".yaml")
-    for part in (f"✓ {name}: one iteration passed its gates", "adapter +[1-9][0-9]* layers bound, moved", *parts):
+    for part in (f"✓ {name}: one iteration passed its gates", "weights +LoRA on [1-9][0-9]* layers, moved", *parts):
         assert re.search(part, output), f"{part} in\n{output}"
     assert output.rstrip().endswith(f"digenrl train {' '.join(argv)}")
     assert all(len(line.rstrip()) <= 100 for line in output.splitlines())

@@ -80,13 +80,13 @@ def test_a_tiny_preset_keeps_its_model_and_reward() -> None:
 def witness(trained: int = 8, skipped: int = 0, **changes: object) -> Witness:
     report = IterationReport(0, 1.0, [0.5], {}, trained, {"zero variance": 4}, skipped, {}, {})
     first = UnitMetrics(pairs=4, ratio=4.0, ratio_max=1.0, logp_gap_max=1e-7)
-    return replace(Witness(report, first, layers=3, moved=True), **changes)
+    return replace(Witness(report, first, trained="LoRA on 3 layers", moved=True), **changes)
 
 
 def test_gates_that_passed_are_named() -> None:
     lines = dict(passed(witness()))
     assert "1 ± 1.0e-07" in lines["replay"]
-    assert lines["adapter"].startswith("3 layers bound")
+    assert lines["weights"].startswith("LoRA on 3 layers, moved")
     assert "8 (sample, step) pairs; 4 left out" in lines["gradients"]
     assert "exactly 1" in dict(passed(witness(first=UnitMetrics(pairs=4))))["replay"]
     assert "none" in dict(passed(witness(first=UnitMetrics(pairs=4, forward=4))))["replay"]

@@ -194,6 +194,15 @@ def test_the_tiny_model_needs_little(tmp_path: Path) -> None:
     assert need.to_roll_out < need.train(1) < need.train(3) < 200e6
 
 
+def test_full_fine_tuning_needs_a_multiple_of_the_model(tmp_path: Path) -> None:
+    full = subject_of("tiny-smoke", ["method=full", "algorithm.updates_per_iteration=1"])
+    lora, need = need_of(profiled(tmp_path)[0]), need_of(full)
+    assert lora is not None and need is not None
+    transformer = (need.rollout - lora.rollout) / 4
+    assert 0.5e6 < transformer < 1.2e6, "parameters, without text encoders and VAE"
+    assert 20 * transformer < need.states - lora.states < 24 * transformer
+
+
 # --- schedules ---
 
 
@@ -217,6 +226,11 @@ def test_the_configured_schedule_is_among_them() -> None:
     names = [row.name for row in schedules(subject_of("wan2.1-14b", ["schedule.trainer_assist=greedy"]))]
     assert names[-1] == "as configured"
     assert "GAP, TAG, streaming" not in [row.name for row in schedules(subject_of("flux.1-12b", []))]
+
+
+def test_full_fine_tuning_is_not_compared_with_what_it_cannot_do() -> None:
+    rows = schedules(subject_of("tiny-smoke", ["method=full", "algorithm.updates_per_iteration=1"]))
+    assert [row.name for row in rows][-3:] == ["colocated", "disaggregated", "+ GAP"]
 
 
 def test_known_says_where_from() -> None:

@@ -81,6 +81,20 @@ def test_noise_belongs_to_the_sample(policy: Policy) -> None:
     assert torch.equal(start_rollout(policy, spec).latents[2], expected)
 
 
+def test_all_samples_of_a_group_may_start_from_the_same_noise(policy: Policy) -> None:
+    """Whatever micro-batch they are in and however often they were drawn; from then on each goes its own way."""
+    spec = replace(rollout_spec(policy, size=4), same_noise=True)
+    start = start_rollout(policy, spec).latents
+    assert all(torch.equal(latents, start[0]) for latents in start)
+    rest = replace(spec, samples=(spec.samples[3].redrawn(), spec.samples[2]))
+    assert torch.equal(start_rollout(policy, rest).latents, start[:2])
+    other = replace(spec, samples=tuple(replace(s, group=1) for s in spec.samples))
+    assert not torch.equal(start_rollout(policy, other).latents[0], start[0])
+    trajectory, _ = _run(policy, spec, [0, 6])
+    assert torch.equal(trajectory.latents[0][0], trajectory.latents[0][1])
+    assert not torch.equal(trajectory.next_latents[0][0], trajectory.next_latents[0][1])
+
+
 def test_evaluation_has_no_stochastic_step(policy: Policy) -> None:
     trajectory, images = _run(policy, rollout_spec(policy, size=2, steps=()), [0, 6])
     assert trajectory.latents.shape[:2] == (0, 2) and trajectory.log_probs.shape == (0, 2)

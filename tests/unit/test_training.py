@@ -8,10 +8,13 @@ import pytest
 import torch
 
 from digenrl.algorithms.accumulate import NonFiniteGradient
+from digenrl.config.load import load_config
 from digenrl.contributions import Contribution, StalenessError, UnitMetrics
+from digenrl.gates import ReferenceGate
 from digenrl.identity import MicroBatchId
 from digenrl.policy import NumberedAdapter, Policy
-from digenrl.training import train_unit
+from digenrl.scheduling.units import TrainUnit
+from digenrl.training import replay_floor, train_unit
 from digenrl.trajectory import Trajectory
 from tiny_policy import PROMPT, algorithm, moved, roll_out, rollout_spec, tiny_policy, widened
 
@@ -196,7 +199,14 @@ def test_zero_advantage_keeps_the_kl(policy: Policy) -> None:
 def test_kl_of_the_base_itself_is_zero(policy: Policy) -> None:
     start = NumberedAdapter(0, policy.initial_adapter())
     trajectory = roll_out(policy, rollout_spec(policy), start)
-    assert _train(policy, trajectory, (0, 1), start, start, kl_beta=0.1).metrics.kl == 0
+    same = _train(policy, trajectory, (0, 1), start, start, kl_beta=0.1).metrics
+    assert same.kl == 0
+    watch = ReferenceGate(load_config("tiny-smoke", ["algorithm.kl_beta=0.1"]))
+    unit = TrainUnit(trajectory.micro_batch, (0, 1))
+    assert watch.violation(unit, 0, "here", same) is None
+    away = moved(policy, 1)
+    other = _train(policy, trajectory, (0, 1), away, away, kl_beta=0.1)
+    assert "before anything was trained" in (watch.violation(unit, 0, "here", other.metrics) or "")
 
 
 def test_non_finite_loss_is_refused_with_its_name(policy: Policy) -> None:
@@ -247,3 +257,33 @@ def test_base_weights_stay_as_they_are(policy: Policy) -> None:
     after = policy.model.transformer.state_dict()
     assert all(torch.equal(after[n], t) for n, t in base.items())
     assert all(p.grad is None for p in policy.model.transformer.parameters())
+
+
+@pytest.mark.parametrize(("dtype", "low", "high"), [(torch.float32, 0.0, 1e-6), (torch.bfloat16, 1e-5, 1e-1)])
+def test_how_far_rounding_alone_moves_a_log_prob(dtype: torch.dtype, low: float, high: float) -> None:
+    """Of the size of the gap that an honest replay shows; what is not rounding does not enter it."""
+    policy = tiny_policy(dtype)
+    adapter = moved(policy, 1)
+    trajectory = roll_out(policy, rollout_spec(policy), adapter)
+
+    def floor(trajectory: Trajectory) -> float:
+        found = replay_floor(
+            policy,
+            trajectory,
+            policy.model.encode([PROMPT] * len(trajectory.samples)),
+            (0, 1, 2),
+            trajectory.samples[:2],
+            old=adapter,
+            algorithm=algorithm(),
+            guidance_scale=1.0,
+        )
+        assert found is not None
+        return found
+
+    assert low <= floor(trajectory) < high
+    gap = _train(policy, trajectory, (0, 1, 2), adapter, adapter).metrics.logp_gap_max
+    assert gap <= max(1e-6, 5 * floor(trajectory))
+    narrowed = replace(trajectory, next_latents=trajectory.next_latents.bfloat16().float())
+    spoilt = _train(policy, narrowed, (0, 1, 2), adapter, adapter).metrics.logp_gap_max
+    if dtype == torch.float32:
+        assert spoilt > 5 * max(1e-6, floor(narrowed))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Iterator
 
 import pytest
 
+from digenrl.policy import adapter_hash
 from digenrl.scheduling.units import RolloutUnit, TrainUnit, Unit, UpdateUnit
 from runs import Ground, OnUnit, assert_as_expected, kill, small
 from workers.listener import Dispatched
@@ -72,6 +73,38 @@ def test_a_killed_worker_changes_nothing(
     assert len(killer.killed) == 1
     assert_as_expected(outcome, config)
     assert any(re.fullmatch(r"worker \d \(pid \d+\) is gone", message) for message in outcome.messages)
+
+
+@pytest.mark.parametrize(("theta", "ended"), [(2, False), (2, True), (3, True)])
+def test_a_killed_lead_takes_neither_behaviour_policy_nor_average_with_it(
+    ground: Ground, theta: int, ended: bool
+) -> None:
+    """DiffusionNFT has three sets of weights: trained, generating, averaged. Update 2 is where they part."""
+    config = small(
+        "cluster.workers=3",
+        "cluster.trainers=2",
+        "schedule.micro_batch=2",
+        "iterations=2",
+        "algorithm.name=diffusion_nft",
+        "algorithm.nft_beta=0.1",
+        "optimizer.ema_decay=0.9",
+        "optimizer.ema_every=1",
+    )
+    killer = Killer(ground)
+    outcome = ground.run(config, OnUnit(step(theta), killer, ended=ended))
+    assert len(killer.killed) == 1
+    assert_as_expected(outcome, config)
+    assert outcome.state is not None and outcome.state.behaviour is not None
+    assert adapter_hash(outcome.state.behaviour) != outcome.adapter
+
+
+def test_a_killed_worker_may_have_held_the_whole_model(ground: Ground) -> None:
+    full = ("method=full", "algorithm.updates_per_iteration=1", "optimizer.learning_rate=1e-4")
+    config = small("cluster.workers=3", "cluster.trainers=2", "schedule.micro_batch=2", "iterations=2", *full)
+    killer = Killer(ground)
+    outcome = ground.run(config, OnUnit(step(2), killer, ended=True))
+    assert len(killer.killed) == 1
+    assert_as_expected(outcome, config)
 
 
 def test_the_replacement_of_a_killed_worker_joins_and_works(ground: Ground) -> None:

@@ -22,8 +22,8 @@ def test_its_schedule_is_the_published_one(case: Case) -> None:
 
 
 def test_the_checkpoints_schedule_unless_a_shift_is_set() -> None:
-    assert algorithm_of(DanceGrpoConfig()).sigmas() is None
-    own = algorithm_of(DanceGrpoConfig(num_steps=8, sigma_shift=5.0)).sigmas()
+    assert algorithm_of(DanceGrpoConfig()).sigmas(0, 0) is None
+    own = algorithm_of(DanceGrpoConfig(num_steps=8, sigma_shift=5.0)).sigmas(0, 0)
     assert own is not None and own.dtype == torch.float32 and len(own) == 9
 
 
@@ -39,7 +39,7 @@ def test_trained_steps_follow_from_seed_and_iteration_and_are_equally_likely() -
 
 def test_all_steps_but_the_last_are_drawn_and_some_of_them_trained() -> None:
     algorithm = algorithm_of(DanceGrpoConfig(num_steps=16))
-    stochastic, trained, _ = algorithm.steps(0, 3)
+    stochastic, trained, *_ = algorithm.steps(0, 3)
     assert stochastic == tuple(range(15))
     assert len(trained) == algorithm.num_trained == 9 and set(trained) < set(stochastic)
     assert (algorithm.sampler, algorithm.noise_level) == ("dance_sde", 0.3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
+from pydantic import ValidationError
 
 from digenrl.algorithms.dance_grpo import shifted_sigmas
 from digenrl.algorithms.mix_grpo import MixGrpo
@@ -39,8 +40,42 @@ def test_flash_takes_what_follows_the_window_by_the_solver() -> None:
 
 @pytest.mark.parametrize("shift", [None, 3.0])
 def test_its_schedule_is_the_checkpoints_or_a_shifted_one(shift: float | None) -> None:
-    found = MixGrpo(MixGrpoConfig(sigma_shift=shift)).sigmas()
+    found = MixGrpo(MixGrpoConfig(sigma_shift=shift)).sigmas(0, 0)
     if shift is None:
         assert found is None
     else:
         assert found is not None and torch.equal(found, shifted_sigmas(10, shift))
+
+
+def test_flash_takes_fewer_steps_the_earlier_its_window_lies() -> None:
+    """Published for FLUX: 25 steps, shift 3, four of them trained, two fifths of what follows."""
+    rules = MixGrpo(
+        MixGrpoConfig(
+            num_steps=25,
+            sigma_shift=3.0,
+            tail_solver="dpm_solver",
+            tail_ratio=0.4,
+            window=SlidingWindowConfig(iterations=1),
+        )
+    )
+    whole = shifted_sigmas(25, 3.0)
+    for iteration in range(20):
+        last = iteration + 3
+        table, total = rules.sigmas(0, iteration), rules.total_steps(0, iteration)
+        assert table is not None and len(table) == total + 1
+        assert total == last + max(2, int(0.4 * (25 - last)))
+        assert torch.equal(table[: last + 2], whole[: last + 2]), "what is trained is drawn from the same noise levels"
+        assert rules.steps(0, iteration).multistep_from == last + 1
+    assert MixGrpo(MixGrpoConfig()).total_steps(0, 0) == 10
+
+
+@pytest.mark.parametrize(
+    ("settings", "sentence"),
+    [
+        ({"sigma_shift": 3.0}, "tail_ratio=0.4 leaves steps out, for which Euler steps are not exact enough"),
+        ({"tail_solver": "dpm_solver"}, "tail_ratio=0.4 needs to know how the schedule is shifted; set sigma_shift"),
+    ],
+)
+def test_leaving_steps_out_needs_the_solver_and_the_shift(settings: dict[str, object], sentence: str) -> None:
+    with pytest.raises(ValidationError, match=sentence):
+        MixGrpoConfig.model_validate({"name": "mix_grpo", "tail_ratio": 0.4, **settings})
