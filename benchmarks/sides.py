@@ -24,6 +24,7 @@ from digenrl.algorithms.steps import log_prob, step_mean, step_terms
 from digenrl.config import FlowGrpoConfig, LoraConfig
 from digenrl.models.base import Embeddings, Geometry
 from digenrl.models.pipeline import PipelineModel
+from digenrl.models.registry import FAMILIES
 from digenrl.models.stock import Stock, stock_of
 from digenrl.models.verify import moved, rollout_of
 from digenrl.policy import Adapter, NumberedAdapter, Policy
@@ -55,7 +56,7 @@ class Bench:
     ) -> Bench:
         """Roll the micro-batch out once; prompts are blank."""
         stock = stock_of(model.family)
-        guidance = stock.guidance[1] if "guidance_embeds" in model.pipeline.transformer.config else stock.guidance[0]
+        guidance = stock.guidance[FAMILIES[model.family].distilled]
         spec = rollout_of(policy, geometry, size, range(trained), guidance, num_steps)
         adapter = moved(policy, 0.01)
         policy.bind(adapter.weights, adapter.tag)
