@@ -90,7 +90,7 @@ class Traced:
         base: the transformer's frozen weights.
         vae: the VAE's.
         text_encoders: theirs.
-        adapter: one copy of the adapter's weights.
+        adapter: one float32 copy of what is trained.
         rollout: activations of a denoising step, its inputs included.
         train_fixed, train_timestep: activations of a forward and backward pass over n timesteps are the first and n
             times the second, the gradient included.
@@ -187,13 +187,13 @@ def trace(
         policy.bound = 0  # whose values do not matter here
         shape = model.latent_shape(Geometry(config.height, config.width, config.frames))
         weights = policy.trainable()
-        adapter = sum(parameter.nbytes for parameter in weights.values())
+        trained = sum(parameter.nbytes for parameter in weights.values())
         one, two = (_peak(partial(train_pass, policy, config, n * micro_batch, shape)) for n in (1, 2))
         return Traced(
-            base=sum(p.nbytes for p in model.transformer.parameters()) - adapter,
+            base=sum(p.nbytes for p in model.transformer.parameters()) - trained,
             vae=sum(p.nbytes for p in model.pipeline.vae.parameters()),
             text_encoders=text_encoders,
-            adapter=adapter,
+            adapter=_FULL * sum(parameter.numel() for parameter in weights.values()),
             rollout=_peak(lambda: rollout_pass(policy, config, micro_batch, shape)),
             train_fixed=2 * one - two,
             train_timestep=two - one,

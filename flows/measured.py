@@ -71,7 +71,7 @@ def known_costs(path: Path, shape: RunShape) -> CostModel | None:
 class Clocked(Listener):
     """A scheduler, and how long it takes to decide.
 
-    Only whole decisions are timed, as the scheduler knows no clock. So the time of those in which a trainer was asked
+    Only whole decisions are timed, in CPU seconds of this thread, as the scheduler knows no clock. So the time of those in which a trainer was asked
     whether to help (trainer_assist=search) is more than the search itself took.
 
     Args:
@@ -91,10 +91,10 @@ class Clocked(Listener):
 
     def handle(self, event: m.Event, now: float) -> list[m.Command]:
         """See workers.engine.Machine."""
-        searches, began = self._scheduler.searches, time.perf_counter()
+        searches, began = self._scheduler.searches, time.thread_time()
         commands = self._scheduler.handle(event, now)
         if self._scheduler.searches > searches:
-            self._search_s += time.perf_counter() - began
+            self._search_s += time.thread_time() - began
         return commands
 
     def waiting_for(self) -> str:

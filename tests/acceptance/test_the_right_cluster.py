@@ -129,7 +129,7 @@ def test_a_worker_without_digenrl(address: str, tmp_path: Path) -> None:
         assert started.poll() is None
     assert "the worker at tcp://" in message
     assert "has no module workers.presence: start it in an environment that has digenrl" in message
-    assert seconds < 5
+    assert seconds < 10  # 5 where nothing else runs
 
 
 def test_a_worker_with_another_version(address: str, tmp_path: Path) -> None:

@@ -232,7 +232,7 @@ def test_the_resumed_run_ends_like_an_uninterrupted_one(interrupted: Interrupted
         unfinished = {"RUNNING", "PENDING"}
         assert not [run for run in task_runs(services.prefect_api, killed["id"]) if run["state"]["type"] in unfinished]
         program = interrupted.home.run("resume", NAME)
-        assert len(re.findall("^note: ", program.stderr, re.MULTILINE)) == 1
+        assert len(re.findall("^note: checkpoint ", program.stderr, re.MULTILINE)) == 1
         assert f"{damaged.folder}: adapter.safetensors has" in program.stderr
         assert "using the checkpoint before it" in program.stderr
         assert interrupted.state() == ("COMPLETED", f"{ITERATIONS} iterations")

@@ -114,5 +114,5 @@ def test_the_wheel_holds_pipeline_and_prompts(tmp_path: Path) -> None:
         for path in (DATA / folder).rglob("*")
         if path.is_file()
     }
-    assert len(expected) == 16
+    assert {"numbers", "scenes", "styles", "words"} <= {Path(path).name.split("-")[0] for path in expected}
     assert expected <= set(zipfile.ZipFile(wheel).namelist())
