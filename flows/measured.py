@@ -71,8 +71,8 @@ def known_costs(path: Path, shape: RunShape) -> CostModel | None:
 class Clocked(Listener):
     """A scheduler, and how long it takes to decide.
 
-    Only whole decisions are timed, in CPU seconds of this thread, as the scheduler knows no clock. So the time of those in which a trainer was asked
-    whether to help (trainer_assist=search) is more than the search itself took.
+    Only whole decisions are timed, in CPU seconds of this thread, as the scheduler knows no clock. So the time of those
+    in which a trainer was asked whether to help (trainer_assist=search) is more than the search itself took.
 
     Args:
         scheduler: decides.
