@@ -27,6 +27,8 @@ app = typer.Typer(
 )
 config_app = typer.Typer(help="Look at configurations: show, schema, explain.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
+checkpoints_app = typer.Typer(help="Look after a run's checkpoints: list, verify, prune.", no_args_is_help=True)
+app.add_typer(checkpoints_app, name="checkpoints")
 
 Overrides = Annotated[
     list[str] | None, typer.Argument(help="Changes to the preset, e.g. iterations=20 optimizer.learning_rate=3e-4.")
@@ -47,6 +49,10 @@ ProfileFile = Annotated[
     Path | None, typer.Option(help="Costs by kind of worker (YAML or JSON); default: those of an earlier run.")
 ]
 RunName = Annotated[str, typer.Argument(help="Name of a run below DIGENRL_HOME (default ./runs).")]
+Run = Annotated[
+    str,
+    typer.Argument(help="Name of a run below DIGENRL_HOME (default ./runs), or its checkpoints: s3://BUCKET/…/RUN."),
+]
 
 
 @app.command()
@@ -64,11 +70,11 @@ def train(
 
 
 @app.command()
-def resume(run_name: RunName, prefect_api: PrefectApi = None, debug: Debug = False) -> None:
-    """Continue a run from its newest checkpoint, in the same MLflow run."""
+def resume(run: Run, prefect_api: PrefectApi = None, debug: Debug = False) -> None:
+    """Continue a run from its newest checkpoint, in the same MLflow run. From a URL, on any machine."""
     from flows.commands.train import resume as continue_run
 
-    guarded(lambda: continue_run(run_name, prefect_api=prefect_api), debug)
+    guarded(lambda: continue_run(run, prefect_api=prefect_api), debug)
 
 
 @app.command()
@@ -195,6 +201,30 @@ def doctor(debug: Debug = False) -> None:
     from flows.commands.doctor import run
 
     guarded(run, debug)
+
+
+@checkpoints_app.command("list")
+def checkpoints_list(run: Run, debug: Debug = False) -> None:
+    """List the checkpoints of a run, oldest first."""
+    from flows.commands.checkpoints import show
+
+    guarded(lambda: show(run), debug)
+
+
+@checkpoints_app.command("verify")
+def checkpoints_verify(run: Run, debug: Debug = False) -> None:
+    """Read every checkpoint of a run and compare sizes and hashes; exit code 1 if one is damaged."""
+    from flows.commands.checkpoints import verify
+
+    guarded(lambda: verify(run), debug)
+
+
+@checkpoints_app.command("prune")
+def checkpoints_prune(run: Run, debug: Debug = False) -> None:
+    """Remove what checkpoint.keep does not name, and what interrupted saves left. Nobody may train the run."""
+    from flows.commands.checkpoints import prune
+
+    guarded(lambda: prune(run), debug)
 
 
 @config_app.command("show")

@@ -15,7 +15,7 @@ import logging
 import multiprocessing
 import os
 import uuid
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,15 +32,16 @@ from digenrl.profile import Profile
 from digenrl.prompts import load_prompts
 from digenrl.rewards.base import PromptRecord
 from digenrl.scheduling.bubbles import Cause
-from flows.checkpointing import Checkpointer, restore
+from flows.checkpointing import PATIENCE_S, Checkpointer, check_resumable, check_unused, restore
 from flows.history import History
 from flows.logbook import Logbook
 from flows.measured import Clocked, CostBook, known_costs
 from flows.report import Places, draw, summarise
+from flows.stores import check_storage, stores_of
 from flows.timeline import Timeline, Written
 from flows.tracking import Tracking
 from flows.weights import write_lora
-from storage.checkpoints import CheckpointInfo
+from storage.checkpoints import Checkpoint, CheckpointInfo
 from storage.runs import RunDirectory
 from storage.tracker import DESCRIPTION_TAG, RunMissing, Tracker
 from tasks.observers import Observers
@@ -92,6 +93,7 @@ class Session:
         flow_run_id: of the Prefect flow run.
         prefect_page: address of the flow run's page.
         watchers: more listeners, such as a progress display.
+        prefect_degraded_s: seconds that Prefect has been without an answer so far.
     """
 
     def __init__(
@@ -102,13 +104,14 @@ class Session:
         flow_run_id: str,
         prefect_page: str | None,
         watchers: Sequence[Listener] = (),
+        prefect_degraded_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._epoch = uuid.uuid4().hex
         self.directory = directory
         self.config = directory.read_config()
-        restored = restore(directory.checkpoints) if resume else None
+        self._stores = stores_of(directory, self.config)
         self.start: TrainerState | None
-        self.start_iteration, self.start, saved = restored if restored is not None else (0, None, None)
+        self.start_iteration, self.start, saved = self._restored(resume) or (0, None, None)
         self.history = History.from_state(saved.state["history"]) if saved is not None else History()
         before = (directory.read_summary() or {}) if resume else {}
         self.history.earlier_s = max(self.history.earlier_s, before.get("seconds", 0.0))
@@ -117,11 +120,13 @@ class Session:
         self.flow_run_id = flow_run_id
         self._prefect_page = prefect_page
         self._watchers = watchers
+        self._prefect_degraded_s = prefect_degraded_s
         self._prompts = load_prompts(self.config.data.prompts)
         self._held_out = load_prompts(self.config.data.held_out) if self.config.data.held_out else ()
         self._tracker: Tracker | None = None
         self._begins_record = False
         self._engine: Engine | None = None
+        self._tracking: Tracking | None = None
         self._timeline: Timeline | None = None
         self._profiles: Sequence[Profile] = ()
         self._costs: CostBook | None = None
@@ -132,12 +137,27 @@ class Session:
             # The summary is the newer: it was written as soon as the MLflow run was open.
             self._mlflow_run_id = self._mlflow_run_id or saved.state.get("mlflow_run_id")
 
+    def _restored(self, resume: bool) -> tuple[int, TrainerState, Checkpoint] | None:
+        """What the run goes on from, None from its start.
+
+        Raises:
+            ConfigError: it cannot go on, or cannot begin here.
+        """
+        if self.config.checkpoint.credentials_block is not None:
+            check_storage(self.config)  # not before: Prefect holds the key
+        if not resume:
+            check_unused(self._stores)
+            return None
+        restored = restore(self._stores)
+        check_resumable(self.directory, self.config, self._stores, restored[2] if restored is not None else None)
+        return restored
+
     def _configure(self, config: RunConfig) -> None:
         """Take a configuration for that of the run, and make what depends on it."""
         self.config = config
         self.shape = runspec.shape(config, len(self._held_out), self.start_iteration)
         self._observers = Observers(config.schedule.observe, self.shape)
-        self._checkpointer = Checkpointer(self.directory.checkpoints, config, self.history)
+        self._checkpointer = Checkpointer(self._stores, config, self.history)
 
     async def settle(self, client: Client) -> None:
         """Settle what the configuration leaves open, once in the life of a run, and write it down.
@@ -198,7 +218,8 @@ class Session:
 
     def engine(self, client: Client) -> Engine:
         """The engine of this attempt on a cluster."""
-        tracking = Tracking(self._tracker, self.directory, self._held_out)
+        tracking = Tracking(self._tracker, self.directory, self._held_out, self._degraded)
+        self._tracking = tracking
         tracking.catch_up(self.history, whole=self._begins_record)
         self._timeline = Timeline(self.config, self.shape, tracking.bubbles_found)
         known = known_costs(self.directory.profile_path, self.shape)
@@ -226,6 +247,14 @@ class Session:
         )
         return self._engine
 
+    def _degraded(self) -> dict[str, float]:
+        """Seconds without each service in this attempt."""
+        return {
+            "prefect": self._prefect_degraded_s(),
+            "mlflow": self._tracker.degraded_seconds if self._tracker is not None else 0.0,
+            "storage": self._checkpointer.degraded_s,
+        }
+
     def _prompts_of(self, micro_batch: MicroBatchId) -> tuple[PromptRecord, ...]:
         return tuple(runspec.prompts_of(self.shape, micro_batch, self._prompts, self._held_out))
 
@@ -236,7 +265,7 @@ class Session:
             status: completed, cancelled or failed.
         """
         checkpoint, lora, (pictures, timeline), _ = await asyncio.gather(
-            self._checkpointer.finish(),
+            self._checkpointer.finish(CANCELLED_DELIVERY_S if status == "cancelled" else PATIENCE_S),
             asyncio.to_thread(self._save_lora),
             self._draw(),
             self._observers.close(patient=status == "completed"),
@@ -247,6 +276,8 @@ class Session:
         summary = self._summary(status, places, timeline.shares)
         self.directory.write_summary(summary)
         if self._tracker is not None:
+            if self._tracking is not None:
+                self._tracking.finish()
             files = [*pictures.values(), lora, timeline.trace, self.directory.summary_path, self.directory.config_path]
             await asyncio.to_thread(self._finish_tracking, self._tracker, status, files)
         flow_runs = (self.flow_run_id, *map(str, self._observers.flow_runs))

@@ -46,6 +46,7 @@ class Watch:
         notice: takes a line that stays: where the pages are, that a stop was heard.
         resumed: hears the history of the attempts before this one.
         pending: services that the run needs and that do not answer yet.
+        prefect_degraded_s: seconds that Prefect has been without an answer so far.
         result: what the flow left, set at its end.
         failure: what ended it; Prefect may fail at handing that on.
     """
@@ -55,6 +56,7 @@ class Watch:
     notice: Callable[[str], None] = field(default=lambda text: None)
     resumed: Callable[[History], None] = field(default=lambda history: None)
     pending: Callable[[], list[str]] = field(default=list)
+    prefect_degraded_s: Callable[[], float] = field(default=lambda: 0.0)
     result: Result | None = None
     failure: Exception | None = None
 
@@ -78,6 +80,7 @@ async def training(run_name: str, resume: bool = False) -> State[None]:
         flow_run_id=str(flow_run.id),
         prefect_page=page,
         watchers=watch.listeners,
+        prefect_degraded_s=watch.prefect_degraded_s,
     )
     watch.resumed(session.history)
     if page is not None:

@@ -31,6 +31,7 @@ from digenrl.config.surroundings import (
     ClusterConfig,
     EvaluationConfig,
     GatesConfig,
+    KeepConfig,
     TrackingConfig,
 )
 
@@ -46,6 +47,7 @@ __all__ = [
     "FlowGrpoConfig",
     "GatesConfig",
     "GrpoGuardConfig",
+    "KeepConfig",
     "LoraConfig",
     "MixGrpoConfig",
     "ModelConfig",

@@ -68,6 +68,16 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _best(self) -> RunConfig:
+        evaluation = self.evaluation
+        if self.checkpoint.keep.best and not (evaluation.every and evaluation.prompts and self.data.held_out):
+            raise ValueError(
+                f"checkpoint.keep.best={self.checkpoint.keep.best} needs held-out rewards: set evaluation.every, "
+                f"evaluation.prompts and data.held_out, or use checkpoint.keep.last and checkpoint.keep.every alone"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _stale(self) -> RunConfig:
         share, groups = self.schedule.stale_fraction, self.algorithm.prompts_per_iteration
         if share > 0 and not self.stale_groups:

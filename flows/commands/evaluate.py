@@ -51,7 +51,7 @@ def run(run_name: str, *, prompts: int | None, seed: int | None) -> None:
     from flows.inference import Inference
     from flows.weights import newest_weights
 
-    weights = newest_weights(directory)
+    weights = newest_weights(directory, config)
     reward = RewardMix.of({term.name: term.weight for term in config.rewards})
     try:
         reward.validate(records)

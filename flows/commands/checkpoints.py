@@ -1,0 +1,138 @@
+"""`digenrl checkpoints list|verify|prune RUN`: what is saved of a run, whether it is whole, and what may go."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from rich.console import Console
+from rich.table import Table
+
+from digenrl.config import RunConfig
+from digenrl.config.errors import ConfigError
+from flows.adoption import config_in, found_at, open_place, split_place
+from flows.checkpointing import merits_of
+from flows.errors import ExpectedError
+from flows.history import History
+from flows.stores import prefect_for, stores_of
+from storage import checkpoints
+from storage.checkpoints import CheckpointDamaged, CheckpointInfo, Survey
+from storage.home import home
+from storage.runs import RunDirectory
+from storage.stores import Store
+
+
+@dataclass(frozen=True)
+class _Saved:
+    """What a person named.
+
+    Attributes:
+        stores: that may hold checkpoints of the run.
+        directory: of the run; None where only a place was given.
+        config: likewise.
+    """
+
+    stores: Sequence[Store]
+    directory: RunDirectory | None = None
+    config: RunConfig | None = None
+
+
+def show(run: str) -> None:
+    """Print the checkpoints of a run, oldest first, with what is known of them."""
+    found = {store.root: checkpoints.survey(store) for store in _saved(run).stores}
+    every = [info for survey in found.values() for info in survey.committed]
+    if not every:
+        raise ExpectedError(f"the run {run!r} has no checkpoints in {' or '.join(found)}")
+    rewards = merits_of(_history(every), None).rewards
+    table = Table(box=None, padding=(0, 2, 0, 0))
+    for heading in ("iterations", "saved", "size", "held-out reward", "where"):
+        table.add_column(heading, no_wrap=True)
+    for info in sorted(every, key=lambda info: (info.iteration, info.saved_at_s)):
+        saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.saved_at_s))
+        reward = f"{rewards[info.iteration]:.3f}" if info.iteration in rewards else ""
+        table.add_row(str(info.iteration), saved, _size(info.size_bytes), reward, info.url)
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    console.print(table)
+    for survey in found.values():
+        _print_rest(console, survey)
+
+
+def verify(run: str) -> None:
+    """Read everything and compare it with the manifests.
+
+    Raises:
+        ExpectedError: a checkpoint is damaged, or there is none.
+    """
+    console = Console(highlight=False, markup=False, soft_wrap=True)
+    whole, problems = 0, list[str]()
+    for store in _saved(run).stores:
+        survey = checkpoints.survey(store)
+        problems += survey.damaged
+        for info in reversed(survey.committed):
+            try:
+                checkpoints.load(info)
+            except CheckpointDamaged as error:
+                problems.append(str(error))
+            else:
+                whole += 1
+                console.print(f"whole  {info.url}  {_size(info.size_bytes)}")
+    for problem in problems:
+        console.print(f"damaged  {problem}")
+    if problems:
+        raise ExpectedError(f"{len(problems)} of {whole + len(problems)} checkpoints are damaged")
+    if not whole:
+        raise ExpectedError(f"the run {run!r} has no checkpoints")
+
+
+def prune(run: str) -> None:
+    """Apply checkpoint.keep, and remove what interrupted saves left.
+
+    Raises:
+        ConfigError: the run is being trained.
+    """
+    saved = _saved(run)
+    if saved.directory is not None and saved.directory.is_held:
+        raise ConfigError(f"the run {run!r} is being trained, and removes its old checkpoints itself")
+    for store in saved.stores:
+        committed = checkpoints.committed(store)
+        config = saved.config or config_in(found_at(store, run), split_place(run)[0])
+        merits = merits_of(_history(committed), config.evaluation)
+        removed = checkpoints.prune(store, config.checkpoint.keep, merits)
+        Console(highlight=False, markup=False, soft_wrap=True).print(
+            f"{store.root}: {len(removed)} removed{''.join(f'  {folder}' for folder in removed)}"
+        )
+
+
+def _saved(run: str) -> _Saved:
+    if "/" in run:
+        split_place(run)
+        return _Saved([open_place(run)])
+    directory = RunDirectory.open(home(), run)
+    config = directory.read_config()
+    with prefect_for(config):
+        return _Saved(stores_of(directory, config).distinct, directory, config)
+
+
+def _history(infos: Sequence[CheckpointInfo]) -> History:
+    """As the newest checkpoint that can be read has it."""
+    for info in infos:
+        try:
+            return History.from_state(checkpoints.load_state(info)["history"])
+        except (CheckpointDamaged, KeyError):
+            continue
+    return History()
+
+
+def _print_rest(console: Console, survey: Survey) -> None:
+    for problem in survey.damaged:
+        console.print(f"damaged: {problem}")
+    if survey.unfinished:
+        console.print(
+            f"{len(survey.unfinished)} saves were interrupted or go on: {', '.join(survey.unfinished)}; "
+            "`digenrl checkpoints prune` removes what is left of them"
+        )
+
+
+def _size(size_bytes: int) -> str:
+    return f"{size_bytes / 2**20:.1f} MiB" if size_bytes >= 2**19 else f"{size_bytes / 2**10:.1f} KiB"
