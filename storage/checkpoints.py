@@ -143,11 +143,13 @@ class Survey:
     """What lies in the folders of a root.
 
     Attributes:
+        tree: sizes of all files by folder and name.
         committed: checkpoints with a readable manifest, newest first: by iteration, then by time of saving.
         damaged: what is wrong with the manifests that cannot be read.
         unfinished: folders without one: saves that were interrupted, or go on.
     """
 
+    tree: Mapping[str, Mapping[str, int]]
     committed: Sequence[CheckpointInfo]
     damaged: Sequence[str]
     unfinished: Sequence[str]
@@ -161,16 +163,20 @@ def survey(root: Root) -> Survey:
     """
     store = open_store(root)
     committed, damaged, unfinished = [], [], []
-    for folder in store.folders():
-        if _FOLDER.fullmatch(folder) is None:
-            continue
+    tree = {folder: sizes for folder, sizes in store.tree().items() if _FOLDER.fullmatch(folder)}
+    for folder, sizes in tree.items():
         try:
-            committed.append(_read_manifest(store, folder))
-        except FileNotFoundError:
-            unfinished.append(folder)
+            info = _read_manifest(store, folder) if MANIFEST in sizes else None
+        except FileNotFoundError:  # removed since
+            info = None
         except CheckpointDamaged as error:
             damaged.append(str(error))
-    return Survey(sorted(committed, key=_age, reverse=True), damaged, unfinished)
+            continue
+        if info is None:
+            unfinished.append(folder)
+        else:
+            committed.append(info)
+    return Survey(tree, sorted(committed, key=_age, reverse=True), damaged, unfinished)
 
 
 def committed(root: Root) -> Sequence[CheckpointInfo]:
@@ -250,13 +256,13 @@ def prune(root: Root, keep: KeepConfig, merits: Merits | None = None) -> list[st
     """
     store = open_store(root)
     found = survey(store)
-    whole = [info for info in found.committed if _sizes_fit(info)]
+    whole = [info for info in found.committed if _sizes_fit(info, found.tree[info.folder])]
     if (found.committed or found.damaged) and not whole:
         return []
     stay = retained([info.iteration for info in whole], keep, merits or Merits())
     by_iteration = {info.iteration: info.folder for info in reversed(whole)}
     kept = {folder for iteration, folder in by_iteration.items() if iteration in stay}
-    removed = [folder for folder in store.folders() if _FOLDER.fullmatch(folder) and folder not in kept]
+    removed = [folder for folder in found.tree if folder not in kept]
     for folder in removed:
         # The manifest first: a removal that is interrupted leaves nothing that looks whole.
         store.remove(folder, MANIFEST)
@@ -359,6 +365,5 @@ def _verified(info: CheckpointInfo, name: str) -> bytes:
     return data
 
 
-def _sizes_fit(info: CheckpointInfo) -> bool:
-    sizes = info.store.sizes(info.folder)
+def _sizes_fit(info: CheckpointInfo, sizes: Mapping[str, int]) -> bool:
     return all(sizes.get(name) == entry.size_bytes for name, entry in info.files.items())

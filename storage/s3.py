@@ -59,6 +59,22 @@ class S3Store(RemoteStore):
         super().__init__(root, files)
         self._bucket, self._key, _ = files.split_path(self._prefix)
 
+    def sizes(self, folder: str) -> dict[str, int]:
+        return self._keys(folder).get("", {})
+
+    def tree(self) -> dict[str, dict[str, int]]:
+        return self._keys()
+
+    def _keys(self, *below: str) -> dict[str, dict[str, int]]:
+        """Sizes by folder and name. Of keys: some services list folders that are empty by now, as such or as files."""
+        found: dict[str, dict[str, int]] = {}
+        above = self._path(*below, "")
+        for path, entry in self._call("find", above, detail=True).items():
+            folder, _, name = path.removeprefix(above).rpartition("/")
+            if name and "/" not in folder:
+                found.setdefault(folder, {})[name] = int(entry["size"])
+        return found
+
     def read(self, folder: str, name: str, size_bytes: int = 0) -> bytes:
         parallel = PARALLEL if size_bytes >= 2 * PART_BYTES else 1
         data: bytes = self._call(

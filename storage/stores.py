@@ -58,6 +58,9 @@ class Store(Protocol):
     def sizes(self, folder: str) -> dict[str, int]:
         """Size in bytes of each file of a folder; none if the folder does not exist."""
 
+    def tree(self) -> dict[str, dict[str, int]]:
+        """`sizes` of every folder. An empty one may be left out."""
+
     def read(self, folder: str, name: str, size_bytes: int = 0) -> bytes:
         """A file's content.
 
@@ -121,7 +124,7 @@ def check_store(store: Store) -> None:
     Raises:
         OSError: what the storage says.
     """
-    folder, content = f"write-test-{uuid.uuid4().hex}", b"written by digenrl to see whether it can"
+    folder, content = f".write-test-{uuid.uuid4().hex}", b"written by digenrl to see whether it can"
     store.write(folder, "test", content)
     found = store.read(folder, "test")
     store.remove_folder(folder)
@@ -146,6 +149,9 @@ class LocalStore:
         if not directory.is_dir():
             return {}
         return {entry.name: entry.lstat().st_size for entry in directory.iterdir()}
+
+    def tree(self) -> dict[str, dict[str, int]]:
+        return {folder: self.sizes(folder) for folder in self.folders()}
 
     def read(self, folder: str, name: str, size_bytes: int = 0) -> bytes:
         return (self._root / folder / name).read_bytes()
@@ -189,6 +195,9 @@ class RemoteStore:
     def sizes(self, folder: str) -> dict[str, int]:
         entries = self._entries(self._path(folder))
         return {_last_part(entry["name"]): int(entry["size"]) for entry in entries if entry["type"] == "file"}
+
+    def tree(self) -> dict[str, dict[str, int]]:
+        return {folder: self.sizes(folder) for folder in self.folders()}
 
     def read(self, folder: str, name: str, size_bytes: int = 0) -> bytes:
         data: bytes = self._call("cat_file", self._path(folder, name), size_bytes=size_bytes)

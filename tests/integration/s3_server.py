@@ -69,7 +69,12 @@ class S3Server:
         where = [f"-dir={self._directory}", "-ip=127.0.0.1", "-ip.bind=127.0.0.1", "-filer", "-s3", *ports]
         s3 = [f"-s3.port={self._ports[-2]}", f"-s3.port.grpc={self._ports[-1]}", "-s3.port.iceberg=0"]
         rest = [f"-s3.config={self._directory / 's3.json'}", "-s3.port.lance=0", "-master.telemetry=false"]
-        sizes = ["-volume.max=20", "-master.volumeSizeLimitMB=64", "-volume.minFreeSpace=1"]
+        sizes = [
+            "-volume.max=20",
+            "-master.volumeSizeLimitMB=64",
+            "-s3.autoCreateBucket=false",
+            "-master.electionTimeout=1s",
+        ]
         with (self._directory / "weed.log").open("ab") as log:
             command = [WEED, "-logtostderr", "server", *where, *s3, *rest, *sizes]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
