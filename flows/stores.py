@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator
-from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Thread
@@ -87,6 +86,25 @@ def asked(what: str, endpoint: str | None, question: Callable[[], T]) -> T:
     Raises:
         ConfigError: it does not, or refuses; begins with `what`.
     """
+    where = f" at {endpoint}" if endpoint else ""
+    try:
+        return _in_time(question)
+    except ConfigError:
+        raise
+    except _Late:
+        raise ConfigError(f"{what} does not answer within {CHECK_S:.0f} s{where}; is the address right?") from None
+    except (OSError, ValueError, ImportError) as error:
+        reason = (str(error) or type(error).__name__).rstrip(".")
+        advice = "; see docs/storage.md for endpoint, bucket and keys" if "=s3:" in what else ""
+        raise ConfigError(f"{what} cannot be used{where}: {reason}{advice}") from None
+
+
+class _Late(Exception):
+    """There was no answer in time."""
+
+
+def _in_time(question: Callable[[], T]) -> T:
+    """What a question returns or raises within `CHECK_S`, else _Late."""
     found: list[T] = []
     failures: list[Exception] = []
 
@@ -100,18 +118,11 @@ def asked(what: str, endpoint: str | None, question: Callable[[], T]) -> T:
     thread = Thread(target=ask, daemon=True)
     thread.start()
     thread.join(CHECK_S)
-    if found:
-        return found[0]
-    where = f" at {endpoint}" if endpoint else ""
-    if not failures:
-        raise ConfigError(f"{what} does not answer within {CHECK_S:.0f} s{where}; is the address right?")
-    if isinstance(failures[0], ConfigError):
+    if failures:
         raise failures[0]
-    if not isinstance(failures[0], OSError | ValueError | ImportError):
-        raise failures[0]
-    reason = (str(failures[0]) or type(failures[0]).__name__).rstrip(".")
-    advice = "; see docs/storage.md for endpoint, bucket and keys" if what.partition("=")[2].startswith("s3:") else ""
-    raise ConfigError(f"{what} cannot be used{where}: {reason}{advice}")
+    if not found:
+        raise _Late
+    return found[0]
 
 
 def endpoint_of(config: RunConfig) -> str | None:
@@ -169,11 +180,11 @@ def _open(url: str, config: RunConfig, attempts: int | None = None) -> Store:
 def _secret(name: str) -> Any:
     from prefect.blocks.system import Secret
 
-    # In a thread without an event loop, where Prefect's own call waits for the answer.
-    with ThreadPoolExecutor(1) as thread:
-        try:
-            return thread.submit(lambda: Secret.load(name).get()).result(CHECK_S)  # type: ignore[union-attr]
-        except Exception as error:
-            raise ConfigError(
-                f"checkpoint.credentials_block={name} cannot be read: {str(error).splitlines()[0]}"
-            ) from None
+    try:
+        # In a thread without an event loop, where Prefect's own call waits for the answer.
+        return _in_time(lambda: Secret.load(name).get())  # type: ignore[union-attr]
+    except _Late:
+        reason = f"Prefect does not answer within {CHECK_S:.0f} s"
+    except Exception as error:
+        reason = str(error).splitlines()[0]
+    raise ConfigError(f"checkpoint.credentials_block={name} cannot be read: {reason}")

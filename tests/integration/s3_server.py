@@ -76,7 +76,7 @@ class S3Server:
             "-master.electionTimeout=1s",
         ]
         with (self._directory / "weed.log").open("ab") as log:
-            command = [WEED, "-logtostderr", "server", *where, *s3, *rest, *sizes]
+            command = [str(WEED), "-logtostderr", "server", *where, *s3, *rest, *sizes]
             self._process = subprocess.Popen(command, stdout=log, stderr=log)
         files, deadline = self.files(), time.monotonic() + READY_S
         while True:

@@ -22,7 +22,7 @@ from flows.stores import Stores, check_storage
 from s3_server import BUCKET, SECRET, Link, S3Server, link_to
 from storage import s3
 from storage.checkpoints import CheckpointDamaged, latest, load, newest, prune, save
-from storage.stores import StorageError, open_store
+from storage.stores import S3Access, StorageError, open_store
 from workers.listener import IterationReport, TrainerState
 
 STATE = {"theta": 4, "cursor": [1, 2]}
@@ -273,7 +273,7 @@ def test_a_service_that_never_answers_is_given_up(server: S3Server, monkeypatch:
 def test_a_call_has_a_deadline(server: S3Server, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(s3, "CALL_S", 0.5)
     with socket.create_server(("127.0.0.1", 0)) as silent:
-        access = s3.S3Access(f"http://127.0.0.1:{silent.getsockname()[1]}", "key", SECRET)
+        access = S3Access(f"http://127.0.0.1:{silent.getsockname()[1]}", "key", SECRET)
         with pytest.raises(StorageError, match=r"s3://runs/x: ls did not end within 0 s"):
             s3.S3Store(f"s3://{BUCKET}/x", access).folders()
     assert SECRET not in repr(access)
