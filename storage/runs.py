@@ -295,6 +295,8 @@ def _has_begun(run: RunDirectory) -> bool:
     """Whether an iteration is complete, as the summary or a checkpoint has it."""
     try:
         summary = run.read_summary() or {}
+        if summary.get("status") == "running" and run.read_config().checkpoint.url is not None:
+            return True  # it was killed, and its checkpoints are not here
     except ConfigError:  # somebody's run all the same
         return True
     return bool(summary.get("iterations")) or any(

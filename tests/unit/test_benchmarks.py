@@ -27,7 +27,7 @@ from benchmarks.overhead_tables import (
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.mark.parametrize("script", ["learn.py", "overhead.py", "emulated_fleet.py", "prediction.py"])
+@pytest.mark.parametrize("script", ["learn.py", "overhead.py", "emulated_fleet.py", "prediction.py", "checkpoints.py"])
 def test_help_works_from_any_directory(script: str, tmp_path: Path) -> None:
     done = subprocess.run(
         [sys.executable, str(ROOT / "benchmarks" / script), "--help"],
