@@ -5,7 +5,9 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
+import math
 import random
+import time
 from typing import Any
 
 import numpy as np
@@ -35,7 +37,9 @@ PATIENCE_S = 60.0
 class Checkpointer(Listener):
     """Saves the published state every n iterations, one save at a time, in a thread.
 
-    While the storage fails the newest state that is due is kept, and tried again.
+    While the storage fails the newest state that is due is kept, and tried again. A state is that between two
+    iterations, when every pair before it is trained or excluded: its number says where to go on, and samples made ahead
+    of it are made again by identity, which costs less than to move and to keep them.
 
     Args:
         stores: where checkpoints go.
@@ -57,8 +61,8 @@ class Checkpointer(Listener):
         self._saved: int | None = None
         self._saving: asyncio.Task[None] | None = None
         self._outage = Outage()
-        self._patient = True
-        self._pause_over = asyncio.Event()
+        self._gives_up_at = math.inf
+        self._hurry = asyncio.Event()
         self.extra: dict[str, Any] = {}
         self.last: checkpoints.CheckpointInfo | None = None
 
@@ -92,13 +96,10 @@ class Checkpointer(Listener):
         elsewhere = self._stores.main is not self._stores.local
         if self._state is not None and self._saved != self._trained(self._state):
             self._begin(self._state)
+        self._gives_up_at = time.monotonic() + (patience_s if elsewhere else 0.0)
+        self._hurry.set()
         if self._saving is not None:
-            self._patient = elsewhere
-            if not elsewhere:
-                self._pause_over.set()
-            await asyncio.wait([self._saving], timeout=patience_s if elsewhere else None)
-            self._saving.cancel()
-            await asyncio.gather(self._saving, return_exceptions=True)
+            await self._saving
         if self._due is not None:
             await self._save(self._due, self._stores.local)
             if elsewhere:
@@ -140,10 +141,11 @@ class Checkpointer(Listener):
                         "checkpoints cannot be saved in %s (%s); the run goes on, and it is tried again",
                         *(self._stores.main.root, said),
                     )
-                if not self._patient:
+                if time.monotonic() >= self._gives_up_at:
                     return
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(self._pause_over.wait(), pause_s * random.uniform(0.5, 1.0))
+                    await asyncio.wait_for(self._hurry.wait(), pause_s * random.uniform(0.5, 1.0))
+                self._hurry.clear()
                 pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
             else:
                 pause_s = FIRST_PAUSE_S

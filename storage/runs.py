@@ -232,12 +232,15 @@ def check_name(name: str) -> None:
 
 
 def _with_absolute_paths(config: RunConfig) -> RunConfig:
-    """The configuration with every path that exists here made absolute; package names and hub ids stay."""
+    """The configuration with every path that exists here, or will, made absolute; package names and hub ids stay."""
     data = config.data.model_copy(
         update={"prompts": _absolute(config.data.prompts), "held_out": _absolute(config.data.held_out)}
     )
     model = config.model.model_copy(update={"path": _absolute(config.model.path)})
-    return config.model_copy(update={"data": data, "model": model})
+    checkpoint, url = config.checkpoint, config.checkpoint.url
+    if url is not None and "://" not in url:
+        checkpoint = checkpoint.model_copy(update={"url": str(Path(url).expanduser().absolute())})
+    return config.model_copy(update={"data": data, "model": model, "checkpoint": checkpoint})
 
 
 def _absolute(path: str | None) -> str | None:

@@ -78,14 +78,17 @@ def test_what_cannot_be_resumed_is_said(tmp_path: Path, home: Path, place: str, 
     assert not home.exists() or not list(home.iterdir())
 
 
-def test_a_directory_for_all_runs_is_tried_and_left_clean(tmp_path: Path) -> None:
+def test_a_directory_for_all_runs_is_tried_and_left_clean(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = load_config("tiny-smoke", [f"checkpoint.url={tmp_path}/shared"])
     assert check_storage(config) == []
     assert not list((tmp_path / "shared").iterdir())
     saved(tmp_path / "shared" / "tiny-smoke-3")
     assert check_storage(config) == ["tiny-smoke-3"]
+    monkeypatch.chdir(tmp_path)
+    config = load_config("tiny-smoke", ["checkpoint.url=shared"])
     run = RunDirectory.create(tmp_path / "home", "tiny-smoke", config, taken=check_storage(config))
     assert run.name == "tiny-smoke-4"
+    assert run.read_config().checkpoint.url == str(tmp_path / "shared"), "from any directory"
     (tmp_path / "file").write_text("")
     with pytest.raises(ConfigError, match=r"checkpoint.url=.*file cannot be used: .*Not a directory"):
         check_storage(load_config("tiny-smoke", [f"checkpoint.url={tmp_path}/file"]))
