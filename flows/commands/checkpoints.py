@@ -6,8 +6,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from rich.console import Console
-from rich.table import Table
+import typer
 
 from digenrl.config import RunConfig
 from digenrl.config.errors import ConfigError
@@ -45,17 +44,17 @@ def show(run: str) -> None:
     if not every:
         raise ExpectedError(f"the run {run!r} has no checkpoints in {' or '.join(found)}")
     rewards = merits_of(_history(every), None).rewards
-    table = Table(box=None, padding=(0, 2, 0, 0))
-    for heading in ("iterations", "saved", "size", "held-out reward", "where"):
-        table.add_column(heading, no_wrap=True)
+    rows = [("iterations", "saved", "size", "held-out reward", "where")]
     for info in sorted(every, key=lambda info: (info.iteration, info.saved_at_s)):
         saved = time.strftime("%Y-%m-%d %H:%M:%S", time.localtime(info.saved_at_s))
         reward = f"{rewards[info.iteration]:.3f}" if info.iteration in rewards else ""
-        table.add_row(str(info.iteration), saved, _size(info.size_bytes), reward, info.url)
-    console = Console(highlight=False, markup=False, soft_wrap=True)
-    console.print(table)
+        rows.append((str(info.iteration), saved, _size(info.size_bytes), reward, info.url))
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    for row in rows:
+        # Never cut: addresses are there to be copied.
+        typer.echo("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
     for survey in found.values():
-        _print_rest(console, survey)
+        _print_rest(survey)
 
 
 def verify(run: str) -> None:
@@ -64,7 +63,6 @@ def verify(run: str) -> None:
     Raises:
         ExpectedError: a checkpoint is damaged, or there is none.
     """
-    console = Console(highlight=False, markup=False, soft_wrap=True)
     whole, problems = 0, list[str]()
     for store in _saved(run).stores:
         survey = checkpoints.survey(store)
@@ -76,9 +74,9 @@ def verify(run: str) -> None:
                 problems.append(str(error))
             else:
                 whole += 1
-                console.print(f"whole  {info.url}  {_size(info.size_bytes)}")
+                typer.echo(f"whole  {info.url}  {_size(info.size_bytes)}")
     for problem in problems:
-        console.print(f"damaged  {problem}")
+        typer.echo(f"damaged  {problem}")
     if problems:
         raise ExpectedError(f"{len(problems)} of {whole + len(problems)} checkpoints are damaged")
     if not whole:
@@ -99,9 +97,8 @@ def prune(run: str) -> None:
         config = saved.config or config_in(found_at(store, run), split_place(run)[0])
         merits = merits_of(_history(committed), config.evaluation)
         removed = checkpoints.prune(store, config.checkpoint.keep, merits)
-        Console(highlight=False, markup=False, soft_wrap=True).print(
-            f"{store.root}: {len(removed)} removed{''.join(f'  {folder}' for folder in removed)}"
-        )
+        if removed or store is saved.stores[0]:
+            typer.echo("  ".join([f"{store.root}: {len(removed)} removed", *removed]))
 
 
 def _saved(run: str) -> _Saved:
@@ -124,11 +121,11 @@ def _history(infos: Sequence[CheckpointInfo]) -> History:
     return History()
 
 
-def _print_rest(console: Console, survey: Survey) -> None:
+def _print_rest(survey: Survey) -> None:
     for problem in survey.damaged:
-        console.print(f"damaged: {problem}")
+        typer.echo(f"damaged: {problem}")
     if survey.unfinished:
-        console.print(
+        typer.echo(
             f"{len(survey.unfinished)} saves were interrupted or go on: {', '.join(survey.unfinished)}; "
             "`digenrl checkpoints prune` removes what is left of them"
         )
