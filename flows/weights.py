@@ -1,6 +1,6 @@
 """The trained weights a run has on disk.
 
-newest_weights(directory) -> Weights     the newest whole checkpoint, else the LoRA written at the run's end
+newest_weights(directory, config) -> Weights     the newest whole checkpoint, else the LoRA written at the run's end
 write_lora(...)                          writes that LoRA
 """
 
@@ -13,10 +13,11 @@ from safetensors.torch import load as load_tensors
 from safetensors.torch import load_file
 
 from digenrl.algorithms.optimizer import evaluated
-from digenrl.config import LoraConfig
+from digenrl.config import LoraConfig, RunConfig
 from digenrl.config.errors import ConfigError
 from digenrl.models.registry import save_lora
 from digenrl.policy import Adapter
+from flows.stores import prefect_for, stores_of
 from storage import checkpoints
 from storage.runs import RunDirectory
 
@@ -46,21 +47,23 @@ class Weights:
         return f"{trained} ({self.place})"
 
 
-def newest_weights(directory: RunDirectory) -> Weights:
+def newest_weights(directory: RunDirectory, config: RunConfig) -> Weights:
     """The newest weights of a run.
 
     Raises:
-        ConfigError: the run has saved none yet.
+        ConfigError: the run has saved none yet, or its checkpoints cannot be read.
     """
-    info = checkpoints.latest(directory.checkpoints)
-    if info is not None:
-        tensors = checkpoints.load(info).tensors
-        return Weights(evaluated(tensors["adapter"], tensors["optimizer"]), info.iteration, info.url)
+    with prefect_for(config):
+        stores = stores_of(directory, config)
+    found = checkpoints.newest(*stores.distinct)
+    if found is not None:
+        adapter = evaluated(found.tensors["adapter"], found.tensors["optimizer"])
+        return Weights(adapter, found.info.iteration, found.info.url)
     lora = directory.path / "lora" / LORA_FILE
     if lora.is_file():
         return Weights(_read_lora(lora), None, str(lora))
     raise ConfigError(
-        f"the run {directory.name!r} has no trained weights yet: no whole checkpoint in {directory.checkpoints} and no "
+        f"the run {directory.name!r} has no trained weights yet: no whole checkpoint in {stores.main.root} and no "
         f"{lora}; train it with `digenrl resume {directory.name}`"
     )
 
