@@ -8,14 +8,14 @@ guard stopped with 3; a traceback is shown only with --debug.
 from __future__ import annotations
 
 import os
-import select
-import signal
 import sys
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
+from flows.cli_groups import checkpoints_app, config_app, rewards_app
+from flows.cli_shared import Debug, Overrides, Run, guarded
 from flows.startup import check_shadowing
 
 app = typer.Typer(
@@ -25,15 +25,10 @@ app = typer.Typer(
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
 )
-config_app = typer.Typer(help="Look at configurations: show, schema, explain.", no_args_is_help=True)
 app.add_typer(config_app, name="config")
-rewards_app = typer.Typer(help="Look at rewards: list, check.", no_args_is_help=True)
 app.add_typer(rewards_app, name="rewards")
+app.add_typer(checkpoints_app, name="checkpoints")
 
-Overrides = Annotated[
-    list[str] | None, typer.Argument(help="Changes to the preset, e.g. iterations=20 optimizer.learning_rate=3e-4.")
-]
-Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
 PrefectApi = Annotated[
     str | None,
     typer.Option(
@@ -91,11 +86,11 @@ def presets(
 
 
 @app.command()
-def resume(run_name: RunName, prefect_api: PrefectApi = None, debug: Debug = False) -> None:
-    """Continue a run from its newest checkpoint, in the same MLflow run."""
+def resume(run: Run, prefect_api: PrefectApi = None, debug: Debug = False) -> None:
+    """Continue a run from its newest checkpoint, in the same MLflow run. From a URL, on any machine."""
     from flows.commands.train import resume as continue_run
 
-    guarded(lambda: continue_run(run_name, prefect_api=prefect_api), debug)
+    guarded(lambda: continue_run(run, prefect_api=prefect_api), debug)
 
 
 @app.command()
@@ -264,88 +259,6 @@ def reward_server(context: typer.Context) -> None:
     guarded(lambda: serve_reward(context.args, "digenrl reward-server"), debug=False)
 
 
-@rewards_app.command("list")
-def rewards_list(debug: Debug = False) -> None:
-    """List the rewards: range, media, licence, where the weights come from."""
-    from flows.commands.rewards import show
-
-    guarded(show, debug)
-
-
-@rewards_app.command("check")
-def rewards_check(
-    name: Annotated[str, typer.Argument(help="Registered reward, or python:MODULE:FUNCTION.")],
-    image: Annotated[str, typer.Option(help="Picture: a file or an address.")],
-    settings: Annotated[list[str] | None, typer.Argument(help="Settings of the reward, e.g. path=OWNER/NAME.")] = None,
-    prompt: Annotated[str, typer.Option(help="Text of the prompt.")] = "",
-    field: Annotated[list[str] | None, typer.Option(help="KEY=VALUE of the prompt record; may be repeated.")] = None,
-    expect: Annotated[float | None, typer.Option(help="The published value.")] = None,
-    tolerance: Annotated[float, typer.Option(help="How far the value may be away.", min=0)] = 1e-3,
-    debug: Debug = False,
-) -> None:
-    """Score one picture; with --expect, fail if the value is another one."""
-    from flows.commands.rewards import check
-
-    guarded(
-        lambda: check(
-            name,
-            settings or [],
-            image=image,
-            prompt=prompt,
-            fields=field or [],
-            expect=expect,
-            tolerance=tolerance,
-        ),
-        debug,
-    )
-
-
-@config_app.command("show")
-def config_show(
-    preset: Annotated[str, typer.Argument(help="Preset by name or path to a YAML file.")],
-    overrides: Overrides = None,
-    debug: Debug = False,
-) -> None:
-    """Print a configuration as resolved."""
-    from digenrl.config.load import load_config, show
-
-    guarded(lambda: typer.echo(show(load_config(preset, overrides or [])), nl=False), debug)
-
-
-@config_app.command("schema")
-def config_schema() -> None:
-    """Print the JSON schema of configurations."""
-    import json
-
-    from digenrl.config.load import schema
-
-    typer.echo(json.dumps(schema(), indent=2))
-
-
-@config_app.command("explain")
-def config_explain(
-    key: Annotated[str, typer.Argument(help="A key or section, e.g. algorithm.clip_range.")], debug: Debug = False
-) -> None:
-    """Explain a key: type, default, bounds, meaning, value in each preset."""
-    from digenrl.config.load import ConfigError, explain
-
-    def work() -> None:
-        if not key.strip():
-            raise ConfigError("config explain needs a key or a section, such as algorithm.clip_range or algorithm")
-        typer.echo(explain(key))
-
-    guarded(work, debug)
-
-
-@config_app.command("presets")
-def config_presets() -> None:
-    """List the presets' names; `digenrl presets` says more."""
-    from digenrl.config.load import preset_names
-
-    for preset in preset_names():
-        typer.echo(preset)
-
-
 def _version(show: bool) -> None:
     if show:
         from importlib.metadata import version
@@ -361,43 +274,6 @@ def root(
     ] = False,
 ) -> None:
     """Options of every command."""
-
-
-def guarded(work: object, debug: bool) -> None:
-    """Run a command; word its errors for a person.
-
-    Raises:
-        typer.Exit: 2 for a configuration error, 1 for any other failure, 130 after Ctrl-C, 141 (as after SIGPIPE) if
-            the output goes to a program that has ended, such as `head`.
-    """
-    from flows.errors import exit_code, sentence
-
-    try:
-        work()  # type: ignore[operator]
-    except typer.Exit:
-        raise
-    except KeyboardInterrupt:
-        raise typer.Exit(130) from None
-    except Exception as error:
-        if isinstance(error, BrokenPipeError) and _nobody_reads():
-            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # for what is flushed at exit
-            raise typer.Exit(128 + signal.SIGPIPE) from None
-        if debug:
-            import traceback
-
-            traceback.print_exc()
-        typer.echo(f"digenrl: {sentence(error)}", err=True)
-        raise typer.Exit(exit_code(error)) from None
-
-
-def _nobody_reads() -> bool:
-    """Whether the output is a pipe without a reader."""
-    try:
-        output = select.poll()
-        output.register(sys.stdout.fileno(), 0)
-        return any(event & select.POLLERR for _, event in output.poll(0))
-    except (OSError, ValueError):  # no file at all
-        return False
 
 
 def main() -> None:

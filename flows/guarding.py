@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 from PIL import Image
 
@@ -16,6 +17,21 @@ from storage.runs import RunDirectory
 from workers.listener import Evaluation, IterationReport, Listener
 
 logger = logging.getLogger(__name__)
+
+
+def guard_of(config: RunConfig, seen: Mapping[str, Any] | None) -> Guard | None:
+    """The guard of a run; None if nothing is watched.
+
+    Args:
+        config: of the run.
+        seen: what it knew at a checkpoint; None: nothing yet.
+    """
+    if config.guard.mode == "off":
+        return None
+    guard = Guard(config)
+    if seen is not None:
+        guard.restore(seen)
+    return guard
 
 
 class Guarding(Listener):

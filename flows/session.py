@@ -13,14 +13,13 @@ import asyncio
 import functools
 import logging
 import multiprocessing
-import os
 import shutil
 import uuid
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 from distributed import Client
 from safetensors.torch import save as save_tensors
@@ -28,24 +27,27 @@ from safetensors.torch import save as save_tensors
 from digenrl import choices, runspec
 from digenrl.algorithms.optimizer import evaluated
 from digenrl.config import RunConfig
-from digenrl.guard.watch import Guard, Verdict
+from digenrl.guard.watch import Verdict
 from digenrl.identity import MicroBatchId
 from digenrl.profile import Profile
 from digenrl.prompts import load_data
 from digenrl.rewards.base import PromptRecord
 from digenrl.scheduling.bubbles import Cause
-from flows.checkpointing import Checkpointer, restore
-from flows.guarding import Guarding
+from flows.checkpointing import PATIENCE_S, Checkpointer
+from flows.guarding import Guarding, guard_of
 from flows.history import History
 from flows.logbook import Logbook
 from flows.measured import Clocked, CostBook, known_costs
+from flows.recording import CANCELLED_DELIVERY_S, close_tracker, open_tracker
 from flows.report import Places, draw, summarise
+from flows.resuming import Restored, check_resumable, check_unused, restore
+from flows.stores import check_storage, stores_of
 from flows.timeline import Timeline, Written
 from flows.tracking import Tracking
 from flows.weights import export, exported_to
 from storage.checkpoints import CheckpointInfo
 from storage.runs import RunDirectory
-from storage.tracker import DESCRIPTION_TAG, RunMissing, Tracker
+from storage.tracker import Tracker
 from tasks.observers import Observers
 from workers import forkserver
 from workers.engine import Engine
@@ -54,18 +56,6 @@ from workers.profile import measure
 from workers.receipts import RunSetup
 
 logger = logging.getLogger(__name__)
-
-#: What MLflow calls the end of a run.
-MLFLOW_STATUS: dict[str, Literal["FINISHED", "FAILED", "KILLED"]] = {
-    "completed": "FINISHED",
-    "cancelled": "KILLED",
-    "guarded": "KILLED",
-    "failed": "FAILED",
-}
-
-#: How long the end of a run may wait until MLflow has taken what is queued.
-DELIVERY_S = 30.0
-CANCELLED_DELIVERY_S = 4.0
 
 
 @dataclass(frozen=True)
@@ -97,6 +87,7 @@ class Session:
         prefect_page: address of the flow run's page.
         watchers: more listeners, such as a progress display.
         judged: hears what the guard thinks of each evaluation.
+        prefect_degraded_s: seconds that Prefect has been without an answer so far.
     """
 
     def __init__(
@@ -108,13 +99,14 @@ class Session:
         prefect_page: str | None,
         watchers: Sequence[Listener] = (),
         judged: Callable[[Verdict], None] = lambda verdict: None,
+        prefect_degraded_s: Callable[[], float] = lambda: 0.0,
     ) -> None:
         self._epoch = uuid.uuid4().hex
         self.directory = directory
         self.config = directory.read_config()
-        restored = restore(directory.checkpoints) if resume else None
+        self._stores = stores_of(directory, self.config)
         self.start: TrainerState | None
-        self.start_iteration, self.start, saved = restored if restored is not None else (0, None, None)
+        self.start_iteration, self.start, saved = self._restored(resume) or (0, None, None)
         self.history = History.from_state(saved.state["history"]) if saved is not None else History()
         before = (directory.read_summary() or {}) if resume else {}
         self.history.earlier_s = max(self.history.earlier_s, before.get("seconds", 0.0))
@@ -124,11 +116,13 @@ class Session:
         self._prefect_page = prefect_page
         self._watchers = watchers
         self._judged = judged
+        self._prefect_degraded_s = prefect_degraded_s
         self._guard_state = saved.state.get("guard") if saved is not None else None
         self._data = load_data(self.config.data)
         self._tracker: Tracker | None = None
         self._begins_record = False
         self._engine: Engine | None = None
+        self._tracking: Tracking | None = None
         self._timeline: Timeline | None = None
         self._profiles: Sequence[Profile] = ()
         self._costs: CostBook | None = None
@@ -139,17 +133,28 @@ class Session:
             # The summary is the newer: it was written as soon as the MLflow run was open.
             self._mlflow_run_id = self._mlflow_run_id or saved.state.get("mlflow_run_id")
 
+    def _restored(self, resume: bool) -> Restored | None:
+        """What the run goes on from, None from its start.
+
+        Raises:
+            ConfigError: it cannot go on, or cannot begin here.
+        """
+        if self.config.checkpoint.credentials_block is not None:
+            check_storage(self.config)  # not before: Prefect holds the key
+        if not resume:
+            check_unused(self._stores)
+            return None
+        restored = restore(self._stores)
+        check_resumable(self.directory, self.config, self._stores, restored[2] if restored is not None else None)
+        return restored
+
     def _configure(self, config: RunConfig) -> None:
         """Take a configuration for that of the run, and make what depends on it."""
         self.config = config
         self.shape = runspec.shape(config, len(self._data.held_out), self.start_iteration)
         self._observers = Observers(config.schedule.observe, self.shape)
-        self._guard = Guard(config) if config.guard.mode != "off" else None
-        if self._guard is not None and self._guard_state is not None:
-            self._guard.restore(self._guard_state)
-        self._checkpointer = Checkpointer(
-            self.directory.checkpoints, config, self.history, self._data.train, self._guard
-        )
+        self._guard = guard_of(config, self._guard_state)
+        self._checkpointer = Checkpointer(self._stores, config, self.history, self._data.train, self._guard)
 
     async def settle(self, client: Client) -> None:
         """Settle what the configuration leaves open, once in the life of a run, and write it down.
@@ -182,7 +187,7 @@ class Session:
         """
         note = self._description()
         before = self._mlflow_run_id
-        self._tracker = await asyncio.to_thread(_open_tracker, self.config, self.directory.name, before, note)
+        self._tracker = await asyncio.to_thread(open_tracker, self.config, self.directory.name, before, note)
         if self._tracker is not None:
             self._begins_record = self._tracker.run_id != before
             self._mlflow_run_id = self._checkpointer.extra["mlflow_run_id"] = self._tracker.run_id
@@ -218,7 +223,8 @@ class Session:
 
     def engine(self, client: Client) -> Engine:
         """The engine of this attempt on a cluster."""
-        tracking = Tracking(self._tracker, self.directory, self._data.held_out)
+        tracking = Tracking(self._tracker, self.directory, self._data.held_out, self._degraded)
+        self._tracking = tracking
         tracking.catch_up(self.history, whole=self._begins_record)
         self._timeline = Timeline(self.config, self.shape, tracking.bubbles_found)
         known = known_costs(self.directory.profile_path, self.shape)
@@ -264,6 +270,14 @@ class Session:
         assert self._engine is not None, "there is an engine before it says anything"
         self._engine.stop()
 
+    def _degraded(self) -> dict[str, float]:
+        """Seconds without each service in this attempt."""
+        return {
+            "prefect": self._prefect_degraded_s(),
+            "mlflow": self._tracker.degraded_seconds if self._tracker is not None else 0.0,
+            "storage": self._checkpointer.degraded_s,
+        }
+
     def _prompts_of(self, micro_batch: MicroBatchId) -> tuple[PromptRecord, ...]:
         return tuple(runspec.prompts_of(self.shape, micro_batch, self._data.train, self._data.held_out))
 
@@ -275,7 +289,7 @@ class Session:
         """
         stop = self.guard_stop if status == "guarded" else None
         (checkpoint, exported), (pictures, timeline), _ = await asyncio.gather(
-            self._save(stop),
+            self._save(status, stop),
             self._draw(stop),
             self._observers.close(patient=status == "completed"),
         )
@@ -285,27 +299,41 @@ class Session:
         summary = self._summary(status, places, timeline.shares)
         self.directory.write_summary(summary)
         if self._tracker is not None:
+            if self._tracking is not None:
+                self._tracking.finish()
             files = [*pictures.values(), timeline.trace, self.directory.summary_path, self.directory.config_path]
             if self.config.adapter is not None:  # a whole transformer stays where it is
                 files.append(exported)
-            await asyncio.to_thread(self._finish_tracking, self._tracker, status, files)
+            await asyncio.to_thread(close_tracker, self._tracker, status, files)
         flow_runs = (self.flow_run_id, *map(str, self._observers.flow_runs))
         return Result(summary, places, pictures, self._observers.emitted, flow_runs)
 
-    async def _save(self, stop: Verdict | None) -> tuple[CheckpointInfo | None, Path | None]:
+    async def _save(self, status: str, stop: Verdict | None) -> tuple[CheckpointInfo | None, Path | None]:
         """Checkpoint and exported weights that are left: the newest, or those that the guard goes back to."""
-        if stop is None:
-            checkpoint, exported = await asyncio.gather(
-                self._checkpointer.finish(), asyncio.to_thread(self._export, self._published)
+        if stop is not None:
+            return await self._go_back(stop)
+        checkpoint, exported = await asyncio.gather(
+            self._checkpointer.finish(CANCELLED_DELIVERY_S if status == "cancelled" else PATIENCE_S),
+            asyncio.to_thread(self._export, self._published),
+        )
+        return checkpoint, exported
+
+    async def _go_back(self, stop: Verdict) -> tuple[CheckpointInfo | None, Path | None]:
+        try:
+            left = await self._checkpointer.go_back(stop.good)
+        except OSError as error:
+            logger.warning(
+                "the weights after %d iterations cannot be fetched from %s, and newer ones may still be there (%s); "
+                "once it answers, digenrl resume %s goes on until the guard stops it again",
+                *(stop.good, self._stores.main.root, str(error) or type(error).__name__, self.directory.name),
             )
-            return checkpoint, exported
-        checkpoint = await self._checkpointer.finish(stop.good)
-        left = await asyncio.to_thread(restore, self.directory.checkpoints)
+            return None, None
         if left is None:  # the base model was best
             exported = exported_to(self.directory, self.config)
             await asyncio.to_thread(shutil.rmtree, exported, ignore_errors=True)
             return None, None
-        return checkpoint, await asyncio.to_thread(self._export, left[1])
+        _, state, checkpoint = left
+        return checkpoint.info, await asyncio.to_thread(self._export, state)
 
     async def _draw(self, stop: Verdict | None) -> tuple[dict[str, Path], Written]:
         """Pictures by name, and the timeline; one after the other, as matplotlib is not made for threads."""
@@ -355,42 +383,3 @@ class Session:
             weights = save_tensors(evaluated(state.adapter, state.optimizer))
             pool.submit(export, self.config, weights, exported).result()
         return exported
-
-    def _finish_tracking(self, tracker: Tracker, status: str, files: Sequence[Path | None]) -> None:
-        for path in files:
-            if path is not None:
-                tracker.log_artifact(path)
-        # Whoever asked for the end is waiting for it.
-        timeout_s = CANCELLED_DELIVERY_S if status == "cancelled" else DELIVERY_S
-        tracker.finish(MLFLOW_STATUS[status], timeout_s)
-
-
-def _open_tracker(config: RunConfig, name: str, mlflow_run_id: str | None, description: str) -> Tracker | None:
-    if config.tracking.uri == "none":
-        return None
-    uri = os.environ["MLFLOW_TRACKING_URI"] if config.tracking.uri == "managed" else config.tracking.uri
-    tracker = Tracker(uri, config.tracking.experiment)
-    params = _flat(config.model_dump(mode="json"))
-    tags = {"digenrl.run": name, DESCRIPTION_TAG: description}
-    if mlflow_run_id is not None:
-        try:
-            tracker.resume(mlflow_run_id, params, tags)
-            return tracker
-        except RunMissing:
-            logger.warning(
-                "MLflow at %s does not have the run %s of the attempt before: a new one takes the metrics so far, and "
-                "has no pictures of them",
-                *(uri, mlflow_run_id),
-            )
-    tracker.start(name, params, tags)
-    return tracker
-
-
-def _flat(values: dict[str, Any], prefix: str = "") -> dict[str, str]:
-    flat: dict[str, str] = {}
-    for key, value in values.items():
-        if isinstance(value, dict):
-            flat |= _flat(value, f"{prefix}{key}.")
-        else:
-            flat[prefix + key] = str(value)
-    return flat

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import numpy as np
 
@@ -30,12 +30,21 @@ class Tracking(Listener):
         tracker: an open MLflow run; None writes pictures to the run's directory only.
         directory: of the run.
         held_out: prompts in evaluation order, for the captions of the grids.
+        degraded: seconds that each service has been without an answer so far, by its name.
     """
 
-    def __init__(self, tracker: Tracker | None, directory: RunDirectory, held_out: Sequence[PromptRecord]) -> None:
+    def __init__(
+        self,
+        tracker: Tracker | None,
+        directory: RunDirectory,
+        held_out: Sequence[PromptRecord],
+        degraded: Callable[[], Mapping[str, float]] = dict,
+    ) -> None:
         self._tracker = tracker
         self._directory = directory
         self._held_out = held_out
+        self._degraded = degraded
+        self._iterations = 0
 
     def catch_up(self, history: History, *, whole: bool = False) -> None:
         """Log the end of the history again: a killed attempt may have saved more than it delivered.
@@ -56,8 +65,15 @@ class Tracking(Listener):
 
     def iteration_closed(self, report: IterationReport) -> None:
         """See Listener."""
+        self._iterations = report.iteration + 1
         if self._tracker is not None:
-            self._tracker.log_iteration(report.iteration, iteration_metrics(report))
+            metrics = iteration_metrics(report) | degraded_metrics(self._degraded())
+            self._tracker.log_iteration(report.iteration, metrics)
+
+    def finish(self) -> None:
+        """Log what may have changed after the last iteration."""
+        if self._tracker is not None and (metrics := degraded_metrics(self._degraded())):
+            self._tracker.log_iteration(self._iterations, metrics)
 
     def bubbles_found(self, iteration: int, shares: Mapping[Cause, float]) -> None:
         """It is known why devices stood still in an iteration: cause -> share of their time."""
@@ -113,6 +129,11 @@ def iteration_metrics(report: IterationReport) -> dict[str, float]:
     metrics |= {f"logp_gap/{name.replace(' ', '_')}": gap for name, gap in report.logp_gap.items()}
     trained = {name: value for name, value in report.metrics.items() if not name.startswith("logp_")}
     return metrics | {f"train/{name}": value for name, value in trained.items()}
+
+
+def degraded_metrics(seconds: Mapping[str, float]) -> dict[str, float]:
+    """Of the services that have been without an answer."""
+    return {f"degraded_seconds/{service}": value for service, value in seconds.items() if value > 0}
 
 
 def row_metrics(row: IterationRow) -> dict[str, float]:

@@ -49,6 +49,7 @@ class Watch:
         resumed: hears the history of the attempts before this one.
         judged: hears what the guard thinks of each evaluation.
         pending: services that the run needs and that do not answer yet.
+        prefect_degraded_s: seconds that Prefect has been without an answer so far.
         result: what the flow left, set at its end.
         failure: what ended it; Prefect may fail at handing that on.
     """
@@ -59,6 +60,7 @@ class Watch:
     resumed: Callable[[History], None] = field(default=lambda history: None)
     judged: Callable[[Verdict], None] = field(default=lambda verdict: None)
     pending: Callable[[], list[str]] = field(default=list)
+    prefect_degraded_s: Callable[[], float] = field(default=lambda: 0.0)
     result: Result | None = None
     failure: Exception | None = None
 
@@ -83,6 +85,7 @@ async def training(run_name: str, resume: bool = False) -> State[None]:
         prefect_page=page,
         watchers=watch.listeners,
         judged=watch.judged,
+        prefect_degraded_s=watch.prefect_degraded_s,
     )
     watch.resumed(session.history)
     if page is not None:

@@ -1,6 +1,6 @@
 """The trained weights a run has on disk.
 
-newest_weights(directory) -> Weights     the newest whole checkpoint, else what was exported at the run's end
+newest_weights(directory, config) -> Weights     the newest whole checkpoint, else what was exported at the run's end
 export(config, weights, directory)       writes that: a folder `lora` or `transformer`, as diffusers takes it
 """
 
@@ -17,6 +17,7 @@ from digenrl.config import RunConfig
 from digenrl.config.errors import ConfigError
 from digenrl.models.registry import read_transformer, save_lora, save_transformer
 from digenrl.policy import Adapter
+from flows.stores import prefect_for, stores_of
 from storage import checkpoints
 from storage.runs import RunDirectory
 
@@ -50,23 +51,25 @@ class Weights:
         return f"{trained} ({self.place})"
 
 
-def newest_weights(directory: RunDirectory) -> Weights:
+def newest_weights(directory: RunDirectory, config: RunConfig) -> Weights:
     """The newest weights of a run.
 
     Raises:
-        ConfigError: the run has saved none yet.
+        ConfigError: the run has saved none yet, or its checkpoints cannot be read.
     """
-    info = checkpoints.latest(directory.checkpoints)
-    if info is not None:
-        tensors = checkpoints.load(info).tensors
-        return Weights(evaluated(tensors["adapter"], tensors["optimizer"]), info.iteration, info.url)
-    exported = exported_to(directory, directory.read_config())
+    with prefect_for(config):
+        stores = stores_of(directory, config)
+    found = checkpoints.newest(*stores.distinct)
+    if found is not None:
+        weights = evaluated(found.tensors["adapter"], found.tensors["optimizer"])
+        return Weights(weights, found.info.iteration, found.info.url)
+    exported = exported_to(directory, config)
     if (exported / LORA_FILE).is_file():
         return Weights(_read_lora(exported / LORA_FILE), None, str(exported / LORA_FILE))
     if (exported / "config.json").is_file():
         return Weights(read_transformer(exported), None, str(exported), "transformer")
     raise ConfigError(
-        f"the run {directory.name!r} has no trained weights yet: no whole checkpoint in {directory.checkpoints} and "
+        f"the run {directory.name!r} has no trained weights yet: no whole checkpoint in {stores.main.root} and "
         f"nothing in {exported}; train it with `digenrl resume {directory.name}`"
     )
 

@@ -1,10 +1,13 @@
 """Checkpoints that are whole or absent, on a local directory or any fsspec URL.
 
     save(root, iteration, tensors, state) -> CheckpointInfo
-    latest(root) -> CheckpointInfo | None       the newest one of which every byte verifies
+    survey(root) -> Survey                      what lies there
+    newest(root, ...) -> Checkpoint | None      the newest one of which every byte verifies, here or there
     load(info) -> Checkpoint                    verifies while reading
-    prune(root, keep) -> list[str]              also removes what interrupted saves left behind
+    prune(root, keep, merits) -> list[str]      also removes what interrupted saves left behind
     rewind(root, iteration) -> list[str]        removes those that are newer
+
+A root is a directory, a URL or an open store.
 
 One checkpoint is a folder that is written once and never changed:
 
@@ -13,8 +16,8 @@ One checkpoint is a folder that is written once and never changed:
         state.json
         manifest.json          sizes and SHA-256 of the others; written last, its presence is the commit
 
-A save that fails or is killed anywhere leaves a folder without a manifest, which nobody reads. Nothing is unpickled.
-A run has one writer; readers may be many.
+A save that fails or is killed anywhere leaves a folder without a manifest, which nobody reads. A run has one writer;
+readers may be many. What is read is not trusted: nothing is unpickled, and no name in it leads out of its folder.
 """
 
 from __future__ import annotations
@@ -25,15 +28,18 @@ import logging
 import math
 import re
 import time
-from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import load as load_tensors
 from safetensors.torch import save as save_tensors
 
+from digenrl.config import KeepConfig
+from storage.retention import Merits, retained
 from storage.stores import Store, open_store
 
 logger = logging.getLogger(__name__)
@@ -45,6 +51,7 @@ _SUFFIX = ".safetensors"
 _FOLDER = re.compile(r"step-(\d{6,})-([0-9a-f]{8})")
 _GROUP = re.compile(r"[A-Za-z0-9][A-Za-z0-9_-]*")
 
+Root = str | Path | Store
 State = dict[str, Any]
 
 
@@ -65,15 +72,15 @@ class CheckpointInfo:
     """One committed checkpoint.
 
     Attributes:
-        root: directory or URL that holds the run's checkpoints.
-        folder: its folder below `root`.
+        store: holds the run's checkpoints.
+        folder: its folder there.
         iteration: iterations that were complete.
         saved_at_s: Unix time of the save.
         sha256: hash over iteration and content: equal hashes mean bit-equal checkpoints.
         files: size and hash of each file.
     """
 
-    root: str
+    store: Store = field(compare=False, repr=False)
     folder: str
     iteration: int
     saved_at_s: float
@@ -83,7 +90,12 @@ class CheckpointInfo:
     @property
     def url(self) -> str:
         """How other programs find it."""
-        return open_store(self.root).url(self.folder)
+        return self.store.url(self.folder)
+
+    @property
+    def size_bytes(self) -> int:
+        """Of its files together, without the manifest."""
+        return sum(entry.size_bytes for entry in self.files.values())
 
 
 @dataclass(frozen=True)
@@ -95,13 +107,11 @@ class Checkpoint:
     state: State
 
 
-def save(
-    root: str | Path, iteration: int, tensors: Mapping[str, Mapping[str, torch.Tensor]], state: State
-) -> CheckpointInfo:
+def save(root: Root, iteration: int, tensors: Mapping[str, Mapping[str, torch.Tensor]], state: State) -> CheckpointInfo:
     """Write a checkpoint; it exists once this returns, and not before.
 
     Args:
-        root: directory or URL that holds the run's checkpoints.
+        root: holds the run's checkpoints.
         iteration: iterations that are complete; the newest checkpoint is the one with most.
         tensors: named tensors by group, on any device; a group becomes one file. All are held in memory once more.
         state: everything else: null, booleans, integers, finite floats, strings, lists and dicts with string keys.
@@ -120,7 +130,7 @@ def save(
     files = {name: FileEntry(len(data), hashlib.sha256(data).hexdigest()) for name, data in contents.items()}
     digest = _digest(iteration, files)
     store = open_store(root)
-    info = CheckpointInfo(store.root, f"step-{iteration:06d}-{digest[:8]}", iteration, time.time(), digest, files)
+    info = CheckpointInfo(store, f"step-{iteration:06d}-{digest[:8]}", iteration, time.time(), digest, files)
     if (existing := _existing(store, info)) is not None:
         return existing
     for name, data in contents.items():
@@ -129,77 +139,149 @@ def save(
     return info
 
 
-def latest(root: str | Path, *, level: int = logging.WARNING) -> CheckpointInfo | None:
-    """The newest checkpoint of which every file verifies; None if there is none.
+@dataclass(frozen=True)
+class Survey:
+    """What lies in the folders of a root.
 
-    Args:
-        root: directory or URL that holds the run's checkpoints.
-        level: at which a damaged one is logged, in one line.
+    Attributes:
+        tree: sizes of all files by folder and name.
+        committed: checkpoints with a readable manifest, newest first: by iteration, then by time of saving.
+        damaged: what is wrong with the manifests that cannot be read.
+        unfinished: folders without one: saves that were interrupted, or go on.
+    """
+
+    tree: Mapping[str, Mapping[str, int]]
+    committed: Sequence[CheckpointInfo]
+    damaged: Sequence[str]
+    unfinished: Sequence[str]
+
+
+def survey(root: Root) -> Survey:
+    """Look at every folder, not at the files in it.
 
     Raises:
         Exception: the storage could not be read. That is never taken for an absent checkpoint.
     """
     store = open_store(root)
-    for info in _committed(store):
+    committed, damaged, unfinished = [], [], []
+    tree = {folder: sizes for folder, sizes in store.tree().items() if _FOLDER.fullmatch(folder)}
+    for folder, sizes in tree.items():
         try:
-            for name in info.files:
-                _verified(store, info, name)
+            info = _read_manifest(store, folder) if MANIFEST in sizes else None
+        except FileNotFoundError:  # removed since
+            info = None
+        except CheckpointDamaged as error:
+            damaged.append(str(error))
+            continue
+        if info is None:
+            unfinished.append(folder)
+        else:
+            committed.append(info)
+    return Survey(tree, sorted(committed, key=_age, reverse=True), damaged, unfinished)
+
+
+def committed(root: Root) -> Sequence[CheckpointInfo]:
+    """The committed checkpoints of `survey`; of damaged ones the log has a line each."""
+    found = survey(root)
+    for problem in found.damaged:
+        logger.warning("%s; ignoring it", problem)
+    return found.committed
+
+
+def newest(*roots: Root, level: int = logging.WARNING) -> Checkpoint | None:
+    """The newest checkpoint of which every file verifies; None if there is none.
+
+    Args:
+        roots: hold the run's checkpoints.
+        level: at which a damaged one is logged, in one line.
+
+    Raises:
+        Exception: as `committed`.
+    """
+    for info in sorted((info for root in roots for info in committed(root)), key=_age, reverse=True):
+        try:
+            return load(info)
         except CheckpointDamaged as error:
             logger.log(level, "%s; using the checkpoint before it", error)
-        else:
-            return info
     return None
+
+
+def latest(root: Root) -> CheckpointInfo | None:
+    """What `newest` finds, without its content."""
+    found = newest(root)
+    return found.info if found is not None else None
 
 
 def load(info: CheckpointInfo) -> Checkpoint:
     """Read a checkpoint. The bytes that are verified are the bytes that are used.
 
     Raises:
-        CheckpointDamaged: a file is absent, truncated or altered; names it.
+        CheckpointDamaged: a file is absent, truncated, altered or not of its kind; names it.
     """
-    store = open_store(info.root)
-    contents = {name: _verified(store, info, name) for name in info.files}
-    state = json.loads(contents.pop(STATE))
-    tensors = {name.removesuffix(_SUFFIX): load_tensors(data) for name, data in contents.items()}
+    state = load_state(info)
+    tensors = {}
+    for name in info.files:
+        if name != STATE:
+            try:
+                tensors[name.removesuffix(_SUFFIX)] = load_tensors(_verified(info, name))
+            except (SafetensorError, KeyError):
+                raise CheckpointDamaged(f"checkpoint {info.url}: {name} is not a safetensors file") from None
     return Checkpoint(info, tensors, state)
 
 
-def prune(root: str | Path, keep: int, needed: Collection[int] = ()) -> list[str]:
-    """Remove all but the newest `keep` checkpoints, and everything that was never committed.
+def load_state(info: CheckpointInfo) -> State:
+    """The part of a checkpoint that is not tensors.
 
-    A checkpoint with an absent or truncated file does not count towards `keep`. Only the run's writer may call this:
-    to anybody else a save in progress looks like one that failed.
+    Raises:
+        CheckpointDamaged: as `load`.
+    """
+    try:
+        state = json.loads(_verified(info, STATE))
+    except CheckpointDamaged:
+        raise
+    except (ValueError, RecursionError):
+        state = None
+    if not isinstance(state, dict):
+        raise CheckpointDamaged(f"checkpoint {info.url}: {STATE} is not a JSON object")
+    return state
+
+
+def prune(root: Root, keep: KeepConfig, merits: Merits | None = None) -> list[str]:
+    """Remove the checkpoints that `keep` does not name, and everything that was never committed.
+
+    A checkpoint with an absent or truncated file does not count, and of one iteration only the last one saved does.
+    Only the run's writer may call this: to anybody else a save in progress looks like one that failed.
 
     Args:
         root: directory or URL that holds the run's checkpoints.
-        keep: how many stay.
-        needed: iterations to which the run may have to go back: for each, the newest that is not newer stays too.
+        keep: which stay.
+        merits: what else speaks for one.
 
     Returns:
         Names of the removed folders.
     """
-    if keep < 1:
-        raise ValueError(f"keep={keep}: at least one checkpoint must stay")
     store = open_store(root)
-    committed = _committed(store)
-    whole = [info for info in committed if _sizes_fit(store, info)]
-    if committed and not whole:
+    found = survey(store)
+    whole = [info for info in found.committed if _sizes_fit(info, found.tree[info.folder])]
+    if (found.committed or found.damaged) and not whole:
         return []
-    kept = {info.folder for info in whole[:keep]}
-    kept |= {next((i.folder for i in whole if i.iteration <= iteration), "") for iteration in needed}
-    removed = [folder for folder in store.folders() if _FOLDER.fullmatch(folder) and folder not in kept]
+    stay = retained([info.iteration for info in whole], keep, merits or Merits())
+    by_iteration = {info.iteration: info.folder for info in reversed(whole)}
+    kept = {folder for iteration, folder in by_iteration.items() if iteration in stay}
+    removed = [folder for folder in found.tree if folder not in kept]
     _remove(store, removed)
+    store.discard_uploads()
     return removed
 
 
-def rewind(root: str | Path, iteration: int) -> list[str]:
+def rewind(root: Root, iteration: int) -> list[str]:
     """Remove every checkpoint with more iterations. Only the run's writer may call this.
 
     Returns:
         Names of the removed folders.
     """
     store = open_store(root)
-    removed = [f for f in store.folders() if (match := _FOLDER.fullmatch(f)) and int(match[1]) > iteration]
+    removed = [f for f in store.tree() if (match := _FOLDER.fullmatch(f)) and int(match[1]) > iteration]
     _remove(store, removed)
     return removed
 
@@ -211,12 +293,16 @@ def _remove(store: Store, folders: Sequence[str]) -> None:
         store.remove_folder(folder)
 
 
+def _age(info: CheckpointInfo) -> tuple[int, float]:
+    return info.iteration, info.saved_at_s
+
+
 def _existing(store: Store, info: CheckpointInfo) -> CheckpointInfo | None:
     """The same checkpoint if it is there already. A damaged one is uncommitted, so that it can be written again."""
     try:
         existing = _read_manifest(store, info.folder)
         for name in existing.files:
-            _verified(store, existing, name)
+            _verified(existing, name)
     except FileNotFoundError:
         return None
     except CheckpointDamaged:
@@ -268,41 +354,30 @@ def _manifest_bytes(info: CheckpointInfo) -> bytes:
     return json.dumps(manifest, indent=1).encode()
 
 
-def _committed(store: Store) -> list[CheckpointInfo]:
-    """Every folder with a readable manifest, newest first: by iteration, then by time of saving."""
-    found = []
-    for folder in store.folders():
-        if _FOLDER.fullmatch(folder) is None:
-            continue
-        try:
-            found.append(_read_manifest(store, folder))
-        except FileNotFoundError:
-            continue
-        except CheckpointDamaged as error:
-            logger.warning("%s; ignoring it", error)
-    return sorted(found, key=lambda info: (info.iteration, info.saved_at_s), reverse=True)
-
-
 def _read_manifest(store: Store, folder: str) -> CheckpointInfo:
     data = store.read(folder, MANIFEST)
     try:
         manifest = json.loads(data)
-        files = {name: FileEntry(**entry) for name, entry in manifest["files"].items()}
-        iteration, saved_at_s, form = manifest["iteration"], float(manifest["saved_at_s"]), manifest["format"]
-    except (ValueError, TypeError, KeyError, AttributeError):
+        files = {name: FileEntry(int(e["size_bytes"]), str(e["sha256"])) for name, e in manifest["files"].items()}
+        iteration, saved_at_s, form = int(manifest["iteration"]), float(manifest["saved_at_s"]), manifest["format"]
+    except (ValueError, TypeError, KeyError, AttributeError, OverflowError, RecursionError):
         raise CheckpointDamaged(f"checkpoint {store.url(folder)}: its manifest is not readable") from None
     if form != _FORMAT:
         raise CheckpointDamaged(f"checkpoint {store.url(folder)} has format {form!r}, expected {_FORMAT}")
     digest = _digest(iteration, files)
-    if folder != f"step-{iteration:06d}-{digest[:8]}" or STATE not in files:
+    if folder != f"step-{iteration:06d}-{digest[:8]}" or STATE not in files or not all(map(_is_file_name, files)):
         raise CheckpointDamaged(f"checkpoint {store.url(folder)}: its manifest is not the one that was saved")
-    return CheckpointInfo(store.root, folder, iteration, saved_at_s, digest, files)
+    return CheckpointInfo(store, folder, iteration, saved_at_s, digest, files)
 
 
-def _verified(store: Store, info: CheckpointInfo, name: str) -> bytes:
-    entry, where = info.files[name], f"checkpoint {store.url(info.folder)}: {name}"
+def _is_file_name(name: str) -> bool:
+    return name == STATE or (name.endswith(_SUFFIX) and _GROUP.fullmatch(name.removesuffix(_SUFFIX)) is not None)
+
+
+def _verified(info: CheckpointInfo, name: str) -> bytes:
+    entry, where = info.files[name], f"checkpoint {info.url}: {name}"
     try:
-        data = store.read(info.folder, name)
+        data = info.store.read(info.folder, name, entry.size_bytes)
     except FileNotFoundError:
         raise CheckpointDamaged(f"{where} is missing") from None
     if len(data) != entry.size_bytes:
@@ -312,6 +387,5 @@ def _verified(store: Store, info: CheckpointInfo, name: str) -> bytes:
     return data
 
 
-def _sizes_fit(store: Store, info: CheckpointInfo) -> bool:
-    sizes = store.sizes(info.folder)
+def _sizes_fit(info: CheckpointInfo, sizes: Mapping[str, int]) -> bool:
     return all(sizes.get(name) == entry.size_bytes for name, entry in info.files.items())

@@ -14,6 +14,8 @@ from collections import Counter, deque
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from storage.outages import Outage
+
 log = logging.getLogger(__name__)
 
 FIRST_DELAY_S = 0.5
@@ -60,16 +62,14 @@ class Outbox:
         self._abandoned = False
         self._overflowed = 0
         self._refused: Counter[str] = Counter()
-        self._outage_since: float | None = None
-        self._degraded_s = 0.0
+        self._unreachable = Outage()
         self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
         self._thread.start()
 
     @property
     def degraded_seconds(self) -> float:
         """Time the service has been unreachable so far, including the present outage."""
-        since = self._outage_since
-        return self._degraded_s + (time.monotonic() - since if since is not None else 0.0)
+        return self._unreachable.seconds
 
     @property
     def dropped(self) -> int:
@@ -151,17 +151,14 @@ class Outbox:
             log.warning("%s refused %s (said once): %s", self._service, record.kind, _first_line(error))
 
     def _outage(self, error: Exception) -> None:
-        if self._outage_since is None:
-            self._outage_since = time.monotonic()
+        if self._unreachable.begin():
             log.warning(
                 "%s is unreachable; up to %d records are kept and tried again: %s",
                 *(self._service, self._max_records, _first_line(error)),
             )
 
     def _recovered(self) -> None:
-        if self._outage_since is not None:
-            outage_s = time.monotonic() - self._outage_since
-            self._degraded_s, self._outage_since = self._degraded_s + outage_s, None
+        if (outage_s := self._unreachable.end()) is not None:
             log.warning(
                 "%s answers again after %.1f s; %d records follow, %d found the queue full",
                 *(self._service, outage_s, len(self._records) - 1, self._overflowed),

@@ -10,7 +10,7 @@
     profile.json    seconds of its units by kind of worker, as measured
     log.txt         the run's log
     lock            held by the process that trains the run, which it names
-    checkpoints/    see storage.checkpoints
+    checkpoints/    see storage.checkpoints; unless checkpoint.url says they go elsewhere
     pictures/       sample grids by iteration
 
 A run's identity is its name. The claim is the creation of the directory, which the file system does for one process
@@ -27,7 +27,7 @@ import re
 import shutil
 import time
 import uuid
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import IO, Any
@@ -53,7 +53,9 @@ class RunDirectory:
     path: Path
 
     @classmethod
-    def create(cls, home: Path, preset: str, config: RunConfig, name: str | None = None) -> RunDirectory:
+    def create(
+        cls, home: Path, preset: str, config: RunConfig, name: str | None = None, *, taken: Collection[str] = ()
+    ) -> RunDirectory:
         """Claim a directory and write the configuration into it.
 
         Args:
@@ -62,6 +64,7 @@ class RunDirectory:
             config: as resolved. Relative paths in it are written as absolute ones, so that the run can be resumed
                 from any directory.
             name: the run's name instead.
+            taken: names that runs elsewhere have taken; they are passed over when a number is chosen.
 
         Raises:
             ConfigError: the name is taken or not a possible name. An attempt that ended before its first iteration does
@@ -70,7 +73,7 @@ class RunDirectory:
         if name is not None:
             check_name(name)  # before anything is created
         home.mkdir(parents=True, exist_ok=True)
-        run = cls(_claim_named(home, name) if name is not None else _claim_next(home, _stem(preset)))
+        run = cls(_claim_named(home, name) if name is not None else _claim_next(home, _stem(preset), taken))
         run.write_config(_with_absolute_paths(config))
         return run
 
@@ -229,12 +232,15 @@ def check_name(name: str) -> None:
 
 
 def _with_absolute_paths(config: RunConfig) -> RunConfig:
-    """The configuration with every path that exists here made absolute; package names and hub ids stay."""
+    """The configuration with every path that exists here, or will, made absolute; package names and hub ids stay."""
     data = config.data.model_copy(
         update={"prompts": _located(config.data.prompts), "held_out": _located(config.data.held_out)}
     )
     model = config.model.model_copy(update={"path": _absolute(config.model.path)})
-    return config.model_copy(update={"data": data, "model": model})
+    checkpoint, url = config.checkpoint, config.checkpoint.url
+    if url is not None and "://" not in url:
+        checkpoint = checkpoint.model_copy(update={"url": str(Path(url).expanduser().absolute())})
+    return config.model_copy(update={"data": data, "model": model, "checkpoint": checkpoint})
 
 
 def _located(prompts: str | tuple[PromptSource, ...] | None) -> str | tuple[PromptSource, ...] | None:
@@ -298,6 +304,8 @@ def _has_begun(run: RunDirectory) -> bool:
     """Whether an iteration is complete, as the summary or a checkpoint has it."""
     try:
         summary = run.read_summary() or {}
+        if summary.get("status") == "running" and run.read_config().checkpoint.url is not None:
+            return True  # it was killed, and its checkpoints are not here
     except ConfigError:  # somebody's run all the same
         return True
     return bool(summary.get("iterations")) or any(
@@ -305,10 +313,11 @@ def _has_begun(run: RunDirectory) -> bool:
     )
 
 
-def _claim_next(home: Path, stem: str) -> Path:
+def _claim_next(home: Path, stem: str, taken: Collection[str]) -> Path:
     """Claim the number after the highest one in use. Numbers are not reused while a later run exists."""
     pattern = re.compile(rf"{re.escape(stem)}-([0-9]{{1,8}})")
-    number = 1 + max((int(m[1]) for entry in home.iterdir() if (m := pattern.fullmatch(entry.name))), default=0)
+    names = [*(entry.name for entry in home.iterdir()), *taken]
+    number = 1 + max((int(m[1]) for name in names if (m := pattern.fullmatch(name))), default=0)
     while True:
         path = home / f"{stem}-{number}"
         try:

@@ -34,6 +34,7 @@ from digenrl.config.surroundings import (
     ClusterConfig,
     EvaluationConfig,
     GatesConfig,
+    KeepConfig,
     TrackingConfig,
 )
 
@@ -50,6 +51,7 @@ __all__ = [
     "GatesConfig",
     "GrpoGuardConfig",
     "GuardConfig",
+    "KeepConfig",
     "LoraConfig",
     "MixGrpoConfig",
     "ModelConfig",

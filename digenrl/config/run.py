@@ -112,6 +112,15 @@ class RunConfig(Section):
         return self
 
     @model_validator(mode="after")
+    def _best(self) -> RunConfig:
+        if self.checkpoint.keep.best and not self.evaluates:
+            raise ValueError(
+                f"checkpoint.keep.best={self.checkpoint.keep.best} needs held-out rewards: set evaluation.every, "
+                f"evaluation.prompts and data.held_out, or use checkpoint.keep.last and checkpoint.keep.every alone"
+            )
+        return self
+
+    @model_validator(mode="after")
     def _stale(self) -> RunConfig:
         share, groups = self.schedule.stale_fraction, self.algorithm.prompts_per_iteration
         if share > 0 and not self.stale_groups:
@@ -141,6 +150,11 @@ class RunConfig(Section):
     def adapter(self) -> LoraConfig | None:
         """The LoRA that is trained; None: all weights of the transformer are."""
         return self.lora if self.method == "lora" else None
+
+    @property
+    def evaluates(self) -> bool:
+        """Whether held-out prompts are scored as it goes."""
+        return self.evaluation.every > 0 and self.evaluation.prompts > 0 and self.data.holds_out
 
     @property
     def stale_groups(self) -> int:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 from typing import Literal
+from urllib.parse import urlsplit
 
-from pydantic import Field
+from pydantic import Field, model_validator
 
+from digenrl.config.errors import shown
 from digenrl.config.section import PositiveInt, Section
 
 
@@ -29,8 +31,16 @@ class EvaluationConfig(Section):
     micro_batch: PositiveInt = Field(25, description="Samples per evaluation unit.")
 
 
+class KeepConfig(Section):
+    """Which checkpoints stay, besides what the guard may go back to; the others are removed."""
+
+    last: PositiveInt = Field(3, description="Keep the newest n.")
+    best: int = Field(0, ge=0, description="Keep the n with the highest held-out reward too.")
+    every: int = Field(0, ge=0, description="Keep those after a multiple of n iterations too (0: none for that).")
+
+
 class CheckpointConfig(Section):
-    """When state is saved."""
+    """When and where state is saved."""
 
     every: int = Field(
         10,
@@ -38,7 +48,42 @@ class CheckpointConfig(Section):
         description="Save every n iterations, and at the end (0: only at the end); with guard.mode=stop also what is "
         "evaluated.",
     )
-    keep: PositiveInt = Field(3, description="Keep the newest n checkpoints, and what the guard may go back to.")
+    keep: KeepConfig = Field(default_factory=KeepConfig)
+    url: str | None = Field(
+        None,
+        min_length=1,
+        description="Directory or fsspec URL, such as s3://BUCKET/PREFIX, below which the run's checkpoints go, in a "
+        "folder with its name; null: the run's own directory.",
+    )
+    endpoint: str | None = Field(
+        None, description="URL of the S3 service; null: AWS_ENDPOINT_URL_S3 or AWS_ENDPOINT_URL, else AWS."
+    )
+    credentials_block: str | None = Field(
+        None,
+        min_length=1,
+        description="Prefect Secret block with {key, secret, token, endpoint} for S3, the last two optional; null: "
+        "AWS_ACCESS_KEY_ID and AWS_SECRET_ACCESS_KEY, or whatever else botocore finds.",
+    )
+
+    @model_validator(mode="after")
+    def _no_secrets(self) -> CheckpointConfig:
+        # The values are in none of these sentences.
+        for name, url in (("url", self.url), ("endpoint", self.endpoint)):
+            if url is not None and "@" in urlsplit(url).netloc:
+                raise ValueError(
+                    f"{name} holds a key, and would be shown in logs and pages; put it into AWS_ACCESS_KEY_ID and "
+                    f"AWS_SECRET_ACCESS_KEY, or into a Prefect block (checkpoint.credentials_block)"
+                )
+        return self
+
+    @model_validator(mode="after")
+    def _endpoint(self) -> CheckpointConfig:
+        for name in ("endpoint", "credentials_block"):
+            if getattr(self, name) is not None and not (self.url or "").startswith("s3://"):
+                raise ValueError(f"{name} is for S3 alone: set checkpoint.url=s3://BUCKET/PREFIX too, or leave it out")
+        if self.endpoint is not None and not self.endpoint.startswith(("http://", "https://")):
+            raise ValueError(f"endpoint must begin with http:// or https://, got {shown(self.endpoint)}")
+        return self
 
 
 class GatesConfig(Section):

@@ -55,7 +55,7 @@ def run(run_name: str, *, prompts: int | None, seed: int | None) -> None:
     from flows.inference import Inference
     from flows.weights import newest_weights
 
-    weights = newest_weights(directory)
+    weights = newest_weights(directory, config)
     reward.load()
     inference = Inference(config)
     for note in inference.notes:

@@ -70,7 +70,7 @@ def run(
     from flows.prompt_notes import prompt_notes
     from flows.weights import newest_weights
 
-    weights = None if base else newest_weights(directory)
+    weights = None if base else newest_weights(directory, config)
     inference = Inference(config)
     for note in inference.notes + [note for prompt in prompts for note in prompt_notes(inference.policy.model, prompt)]:
         typer.echo(f"note: {note}", err=True)

@@ -18,13 +18,15 @@ from digenrl.config.errors import ConfigError
 from digenrl.config.load import load_config, warnings_of
 from digenrl.preflight import check
 from digenrl.preflight_targets import PrefectApi, check_targets
+from flows.adoption import adopted
 from flows.errors import ExpectedError
 from flows.logs import redirect_libraries, run_log
 from flows.services.burial import bury
 from flows.services.drain import drain_prefect, end_events
 from flows.services.handle import ServicesHandle, ensure, release
-from flows.services.lookout import lookout
+from flows.services.lookout import Lookout, lookout
 from flows.signals import interrupt_on_signals
+from flows.stores import check_storage, stores_of
 from storage.home import home
 from storage.runs import RunDirectory
 from workers import forkserver
@@ -67,29 +69,45 @@ def run(
     prefect = prefect_address(prefect_api)
     notes = [*warnings_of(config), *check(config, home())]
     check_targets(config, prefect)
-    directory = RunDirectory.create(home(), preset, config, name)
+    taken = check_storage(config) if config.checkpoint.credentials_block is None else []
+    if name is not None and name in taken:
+        _check_unused(RunDirectory(home() / name), config)
+    directory = RunDirectory.create(home(), preset, config, name, taken=taken)
     for note in notes:
         typer.echo(f"note: {note}", err=True)
     execute(directory, config, resume=False, prefect=prefect)
 
 
-def resume(run_name: str, *, prefect_api: str | None) -> None:
-    """Continue a run that ended early."""
-    directory = RunDirectory.open(home(), run_name)
+def resume(run: str, *, prefect_api: str | None) -> None:
+    """Continue a run that ended early, by its name or from where its checkpoints are."""
+    directory = adopted(run) if "/" in run else RunDirectory.open(home(), run)
     config = directory.read_config()
     summary = directory.read_summary() or {}
     if summary.get("status") == "completed" and summary["iterations"] >= config.iterations:
         raise ConfigError(
-            f"the run {run_name!r} is complete ({summary['iterations']} iterations); nothing is left to resume"
+            f"the run {directory.name!r} is complete ({summary['iterations']} iterations); nothing is left to resume"
         )
     prefect = prefect_address(prefect_api)
     check(config, home())
-
-    from flows.checkpointing import check_resumable  # imports torch, which takes seconds
-
-    check_resumable(directory, config)
+    if config.checkpoint.credentials_block is None:  # else Prefect is asked, once it runs
+        check_storage(config)
+        _check_resumable(directory, config)
     check_targets(config, prefect)
     execute(directory, config, resume=True, prefect=prefect)
+
+
+def _check_unused(directory: RunDirectory, config: RunConfig) -> None:
+    from flows.resuming import check_unused  # imports torch, which takes seconds
+
+    check_unused(stores_of(directory, config))
+
+
+def _check_resumable(directory: RunDirectory, config: RunConfig) -> None:
+    from flows.resuming import check_resumable, restore  # imports torch, which takes seconds
+
+    stores = stores_of(directory, config)
+    restored = restore(stores, level=logging.INFO)  # the run itself says aloud what is damaged
+    check_resumable(directory, config, stores, restored[2] if restored is not None else None)
 
 
 def prefect_address(choice: str | None) -> PrefectApi | None:
@@ -133,8 +151,8 @@ def execute(
             os.environ["DIGENRL_WORKER_LOG"] = str(directory.log_path)
             forkserver.start(forkserver.ENVIRONMENT)  # the workers' imports go on beside the servers' start and ours
         try:
-            with services(directory.name, config, prefect.url if prefect is not None else None) as handle:
-                failure, result = _show(directory, config, resume, handle, watchers, passing)
+            with services(directory.name, config, prefect.url if prefect is not None else None) as (handle, look):
+                failure, result = _show(directory, config, resume, handle, look, watchers, passing)
                 if result is not None and handle is not None and "prefect" in handle.urls and not passing:
                     _drain(handle, result)
                 end_events(EVENTS_S)
@@ -178,6 +196,7 @@ def _show(
     config: RunConfig,
     resume: bool,
     handle: ServicesHandle | None,
+    look: Lookout | None,
     watchers: Sequence[Listener],
     passing: bool,
 ) -> tuple[BaseException | None, Result | None]:
@@ -197,6 +216,8 @@ def _show(
     )
     if not passing:
         watch.notice = progress.notice
+    if look is not None:
+        watch.prefect_degraded_s = lambda: look.degraded_s
     with progress:
         if handle is not None and "prefect" in handle.urls:
             progress.phase("starting the Prefect server" if len(handle.urls) == 1 else "starting Prefect and MLflow")
@@ -230,8 +251,10 @@ async def _flow(run_name: str, resume: bool, watch: Watch) -> BaseException | No
 
 
 @contextmanager
-def services(run_name: str, config: RunConfig, api: str | None) -> Iterator[ServicesHandle | None]:
-    """The servers a run needs, started if they do not run; the environment points to them on entry."""
+def services(
+    run_name: str, config: RunConfig, api: str | None
+) -> Iterator[tuple[ServicesHandle | None, Lookout | None]]:
+    """The servers a run needs, started if they do not run, and who looks after them; the environment points to them."""
     wanted = [] if api is not None else ["prefect"]
     if config.tracking.uri == "managed":
         wanted.append("mlflow")
@@ -242,8 +265,8 @@ def services(run_name: str, config: RunConfig, api: str | None) -> Iterator[Serv
     if api is not None:
         os.environ["PREFECT_API_URL"] = api
     try:
-        with lookout(handle) if handle is not None and "prefect" in handle.urls else nullcontext():
-            yield handle
+        with lookout(handle) if handle is not None and "prefect" in handle.urls else nullcontext() as look:
+            yield handle, look
     finally:
         if handle is not None:
             logger.info("giving the servers back")

@@ -71,6 +71,7 @@ def _small(data: dict[str, Any], config: RunConfig) -> dict[str, Any]:
     data["evaluation"]["prompts"] = min(evaluation.prompts, EVAL_PROMPTS)
     data["evaluation"]["num_steps"] = min(evaluation.num_steps, EVAL_STEPS)
     data["evaluation"]["micro_batch"] = min(evaluation.micro_batch, EVAL_PROMPTS)
+    data["checkpoint"] |= {"url": None, "endpoint": None, "credentials_block": None}
     if config.tracking.uri != "none":
         data["tracking"]["uri"] = "managed"
     if not is_tiny(config):

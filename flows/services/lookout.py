@@ -11,11 +11,11 @@ from __future__ import annotations
 import contextlib
 import logging
 import threading
-import time
 from collections.abc import Iterator
 
 from flows.services.handle import ServicesHandle, revive
 from flows.services.state import ServiceError
+from storage.outages import Outage
 
 logger = logging.getLogger(__name__)
 
@@ -28,13 +28,12 @@ class Lookout:
     def __init__(self, handle: ServicesHandle) -> None:
         self._handle = handle
         self._seen = False
-        self._since: float | None = None
-        self._before_s = 0.0
+        self._absence = Outage()
 
     @property
     def degraded_s(self) -> float:
         """Seconds that Prefect has been gone so far, after it once was there."""
-        return self._before_s + (time.monotonic() - self._since if self._since is not None else 0.0)
+        return self._absence.seconds
 
     def look(self) -> None:
         """Take note of how things stand, and say what has changed."""
@@ -43,12 +42,9 @@ class Lookout:
             gone, why = "prefect" in self._handle.pending(), "and is started again"
         except ServiceError as error:
             gone, why = True, f"for good: {str(error).splitlines()[0]}"
-        if not gone and self._since is not None:
-            self._before_s = self.degraded_s
-            logger.warning("Prefect answers again after %.0f s without it", time.monotonic() - self._since)
-            self._since = None
-        elif gone and self._seen and self._since is None:
-            self._since = time.monotonic()
+        if not gone and (outage_s := self._absence.end()) is not None:
+            logger.warning("Prefect answers again after %.0f s without it", outage_s)
+        elif gone and self._seen and self._absence.begin():
             logger.warning("the Prefect server is gone %s; the run goes on, its page may lack some units", why)
         self._seen |= not gone
 

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import hashlib
+import io
 import itertools
 import json
 import logging
 import os
+import pickle
 import signal
 import subprocess
 import sys
@@ -19,8 +22,10 @@ import torch
 from fsspec.implementations.dirfs import DirFileSystem
 from fsspec.implementations.local import LocalFileSystem
 
+from digenrl.config import KeepConfig
 from storage import checkpoints
 from storage.checkpoints import CheckpointDamaged, latest, load, prune, rewind, save
+from storage.retention import Merits
 
 STATE = {"theta": 4, "cursor": [1, 2], "lr": 1e-3, "mlflow": None, "ledger": {"i0 m0": "done"}}
 
@@ -102,6 +107,11 @@ def root(request: pytest.FixtureRequest, tmp_path: Path, faulty: str) -> Iterato
     fsspec.filesystem("memory").pseudo_dirs[:] = [""]
 
 
+def last(n: int) -> KeepConfig:
+    """Only the newest n stay."""
+    return KeepConfig(last=n)
+
+
 def latest_iteration(root: str | Path) -> int | None:
     found = latest(root)
     return None if found is None else found.iteration
@@ -176,20 +186,18 @@ def test_a_damaged_checkpoint_is_written_again(faulty: str) -> None:
 def test_prune_keeps_the_newest(root: str) -> None:
     for iteration in range(1, 6):
         save(root, iteration, tensors(iteration), STATE)
-    removed = prune(root, keep=2)
+    removed = prune(root, last(2))
     assert [folder[:11] for folder in removed] == ["step-000001", "step-000002", "step-000003"]
     assert latest_iteration(root) == 5
-    assert prune(root, keep=2) == []
-    with pytest.raises(ValueError, match="at least one"):
-        prune(root, keep=0)
+    assert prune(root, last(2)) == []
 
 
 def test_prune_keeps_what_a_run_may_go_back_to(root: str) -> None:
     for iteration in (2, 4, 6, 8):
         save(root, iteration, tensors(iteration), STATE)
-    removed = prune(root, keep=1, needed=(5, 1, 9))
+    removed = prune(root, last(1), Merits(needed=(5, 1, 9)))
     assert [folder[:11] for folder in removed] == ["step-000002", "step-000006"]
-    assert prune(root, keep=1, needed=(5,)) == []
+    assert prune(root, last(1), Merits(needed=(5,))) == []
 
 
 def test_rewind_removes_what_is_newer(root: str) -> None:
@@ -233,7 +241,7 @@ def test_what_failed_saves_left_is_collected(faulty: str) -> None:
         with pytest.raises(DiskFault):
             save(faulty, 20 + k, tensors(k), STATE)
     FaultyFileSystem.arm(None)
-    assert len(prune(faulty, keep=3)) >= 1
+    assert len(prune(faulty, last(3))) >= 1
     assert [path.name[:11] for path in files_of(faulty, "").iterdir()] == ["step-000010"]
 
 
@@ -244,7 +252,7 @@ def test_a_prune_that_fails_at_any_call_keeps_the_latest(faulty: str) -> None:
     for k in itertools.count(1):
         FaultyFileSystem.arm(k)
         try:
-            prune(faulty, keep=1)
+            prune(faulty, last(1))
             break
         except DiskFault:
             FaultyFileSystem.arm(None)
@@ -306,7 +314,7 @@ checkpoints.save({str(tmp_path)!r}, 20, {{"adapter": {{"x": torch.zeros(1000)}}}
     (left,) = tmp_path.glob("step-000020-*")
     assert {path.name for path in left.iterdir()} > {"adapter.safetensors", "state.json"}
     assert latest_iteration(tmp_path) == 10
-    assert prune(tmp_path, keep=3) == [left.name]
+    assert prune(tmp_path, last(3)) == [left.name]
     assert not left.exists()
 
 
@@ -353,18 +361,90 @@ def test_a_manifest_that_was_edited_is_refused(tmp_path: Path, caplog: pytest.Lo
     assert latest(tmp_path) == info
 
 
+class Malice:
+    """What a pickle runs when it is loaded."""
+
+    def __init__(self, mark: Path) -> None:
+        self.mark = mark
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return Path.touch, (self.mark,)
+
+
+@pytest.mark.parametrize("name", ["adapter.safetensors", "state.json"])
+@pytest.mark.parametrize("how", ["pickle", "torch"])
+def test_nothing_that_was_saved_is_run(tmp_path: Path, caplog: pytest.LogCaptureFixture, name: str, how: str) -> None:
+    root, mark = tmp_path / "checkpoints", tmp_path / "it was run"
+    save(root, 10, tensors(1), STATE)
+    pickled = io.BytesIO()
+    (pickle.dump if how == "pickle" else torch.save)(Malice(mark), pickled)
+    forge(root, 20, {name: pickled.getvalue()})
+    found = latest(root)
+    assert found is not None and found.iteration == 10
+    (message,) = caplog.messages
+    assert f"{name} is not a" in message and message.endswith("using the checkpoint before it")
+    assert not mark.exists()
+
+
+@pytest.mark.parametrize("name", ["../../secret.safetensors", "/etc/passwd", "x/../y.safetensors", "a.pkl", ".x.json"])
+def test_a_manifest_cannot_name_files_elsewhere(tmp_path: Path, name: str) -> None:
+    root = tmp_path / "checkpoints"
+    root.mkdir()
+    secret = tmp_path / "secret.safetensors"
+    secret.write_bytes(checkpoints.save_tensors({"w": torch.ones(1)}))
+    folder = forge(root, 20, {"state.json": b"{}"}, claimed={name: secret.read_bytes()})
+    assert latest(root) is None
+    prune(root, last(1))
+    assert secret.exists() and (root / folder).exists()
+
+
+@pytest.mark.parametrize("content", [b"[]", b"[" * 200_000, b"\x00", b'"x"'])
+def test_a_state_that_is_not_one_is_refused(tmp_path: Path, content: bytes) -> None:
+    forge(tmp_path, 20, {"state.json": content})
+    forge(tmp_path, 30, {"state.json": b"{}"}, manifest=content)
+    assert latest(tmp_path) is None
+
+
+def test_a_link_to_another_directory_is_left_alone(tmp_path: Path) -> None:
+    root, other = tmp_path / "checkpoints", tmp_path / "other"
+    save(root, 10, tensors(1), STATE)
+    other.mkdir()
+    (other / "mine").write_text("mine")
+    (root / "step-000020-0123abcd").symlink_to(other)
+    assert prune(root, last(1)) == []
+    assert (other / "mine").exists()
+
+
+def forge(
+    root: Path, iteration: int, files: dict[str, bytes], claimed: dict[str, bytes] | None = None, manifest: bytes = b""
+) -> str:
+    """A checkpoint whose hashes are right, by somebody who may write here; the name of its folder."""
+    contents = {"state.json": b"{}", **files, **(claimed or {})}
+    entries = {
+        name: checkpoints.FileEntry(len(data), hashlib.sha256(data).hexdigest()) for name, data in contents.items()
+    }
+    digest = checkpoints._digest(iteration, entries)
+    folder = root / f"step-{iteration:06d}-{digest[:8]}"
+    folder.mkdir()
+    for name, data in {"state.json": b"{}", **files}.items():
+        (folder / name).write_bytes(data)
+    info = checkpoints.CheckpointInfo(checkpoints.open_store(root), folder.name, iteration, 0.0, digest, entries)
+    (folder / "manifest.json").write_bytes(manifest or checkpoints._manifest_bytes(info))
+    return folder.name
+
+
 def test_prune_does_not_count_a_truncated_checkpoint(tmp_path: Path) -> None:
     save(tmp_path, 10, tensors(1), STATE)
     newer = save(tmp_path, 20, tensors(2), STATE)
     _truncate(tmp_path / newer.folder / "adapter.safetensors")
-    assert prune(tmp_path, keep=1) == [newer.folder]
+    assert prune(tmp_path, last(1)) == [newer.folder]
     assert latest_iteration(tmp_path) == 10
 
 
 def test_prune_removes_nothing_where_nothing_is_whole(tmp_path: Path) -> None:
     info = save(tmp_path, 10, tensors(1), STATE)
     _truncate(tmp_path / info.folder / "adapter.safetensors")
-    assert prune(tmp_path, keep=1) == []
+    assert prune(tmp_path, last(1)) == []
 
 
 def test_other_files_are_left_alone(tmp_path: Path) -> None:
@@ -372,7 +452,7 @@ def test_other_files_are_left_alone(tmp_path: Path) -> None:
     (tmp_path / "step-1").mkdir()
     (tmp_path / "README").write_text("mine")
     save(tmp_path, 10, tensors(1), STATE)
-    assert prune(tmp_path, keep=1) == []
+    assert prune(tmp_path, last(1)) == []
     assert {"notes", "step-1", "README"} < {path.name for path in tmp_path.iterdir()}
 
 

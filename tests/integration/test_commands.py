@@ -116,7 +116,7 @@ def test_diffusers_draws_the_same_picture_from_the_same_seed(trained: Trained) -
         return np.asarray(Image.open(io.BytesIO(drawn("--prompt", "042", "--seed", "1", *argv)))).astype(int)
 
     assert np.abs(theirs() - ours("--base")).max() <= 1
-    adapter = newest_weights(trained.directory).adapter
+    adapter = newest_weights(trained.directory, trained.directory.read_config()).adapter
     with tempfile.TemporaryDirectory() as lora:
         save_lora(config.model.family, adapter, config.lora, Path(lora))
         pipeline.load_lora_weights(lora)
@@ -167,7 +167,10 @@ def test_sample_takes_the_lora_where_there_is_no_checkpoint(trained: Trained) ->
 
 def test_sample_of_the_lora_is_that_of_its_checkpoint(trained: Trained) -> None:
     of_checkpoint = drawn("--prompt", "042")
-    config, adapter = trained.directory.read_config(), newest_weights(trained.directory).adapter
+    config, adapter = (
+        trained.directory.read_config(),
+        newest_weights(trained.directory, trained.directory.read_config()).adapter,
+    )
     lora, hidden = trained.directory.path / "lora", trained.directory.checkpoints.with_name("hidden")
     save_lora(config.model.family, adapter, config.lora, lora)
     trained.directory.checkpoints.rename(hidden)

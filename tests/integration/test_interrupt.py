@@ -185,6 +185,10 @@ def test_a_run_outlives_its_servers_and_starts_them_again(interrupted: Interrupt
     assert "Traceback" not in program.stderr
     (run,) = flow_runs(interrupted.services.prefect_api, "orphaned")
     assert run["state"]["type"] == "CANCELLED"
+    summary = RunDirectory(interrupted.home.path / "orphaned").read_summary()
+    assert summary is not None
+    metrics = MlflowClient(interrupted.services.mlflow_uri).get_run(summary["mlflow_run_id"]).data.metrics
+    assert 1.0 < metrics["degraded_seconds/prefect"] < 90
 
 
 def test_a_run_is_trained_by_one_process(interrupted: Interrupted) -> None:

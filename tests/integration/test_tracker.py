@@ -17,9 +17,9 @@ from PIL import Image
 
 from digenrl.config.load import load_config
 from flows.history import History, IterationRow
+from flows.recording import open_tracker
 from flows.services import ServicesHandle
 from flows.services.state import ServicesDirectory
-from flows.session import _open_tracker
 from flows.tracking import Tracking
 from storage.outbox import Outbox
 from storage.processes import is_running
@@ -182,9 +182,9 @@ def test_a_run_that_mlflow_has_lost_is_recorded_anew(
     config = load_config("tiny-smoke", [f"tracking.uri={sqlite_uri}", "tracking.experiment=anew"])
     past = History([IterationRow(i, i / 100, 0.1, 16, 2.0, {}) for i in range(70)], {0: {0: 0.25}, 70: {0: 0.75}})
     with caplog.at_level(logging.WARNING):
-        tracker = _open_tracker(config, "ocr-1", "0" * 32, "")
+        tracker = open_tracker(config, "ocr-1", "0" * 32, "")
     assert tracker is not None
-    (line,) = [record.message for record in caplog.records if record.name == "flows.session"]
+    (line,) = [record.message for record in caplog.records if record.name == "flows.recording"]
     assert f"does not have the run {'0' * 32}" in line
     Tracking(tracker, RunDirectory(tmp_path), ()).catch_up(past, whole=True)
     assert tracker.finish() == 0

@@ -151,7 +151,7 @@ def test_diffusers_draws_with_the_lora_what_the_run_draws(finished: Finished) ->
     inference = Inference(finished.config)
     samples = [SampleId(0, 0, group, 0) for group in range(3)]
     prompts = ["042", "137", "905"]
-    trained = newest_weights(finished.directory).adapter
+    trained = newest_weights(finished.directory, finished.directory.read_config()).adapter
     _, ours = inference.generate("trained", trained, samples, prompts)
     _, base = inference.generate("base", inference.base, samples, prompts)
 

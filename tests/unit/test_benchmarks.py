@@ -29,7 +29,11 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.mark.parametrize(
-    "script", ["learn.py", "overhead.py", "emulated_fleet.py", "prediction.py", "rewards.py", "prompts.py"]
+    "script",
+    [
+        *("learn.py", "overhead.py", "emulated_fleet.py", "prediction.py", "rewards.py", "prompts.py"),
+        "checkpoints.py",
+    ],
 )
 def test_help_works_from_any_directory(script: str, tmp_path: Path) -> None:
     done = subprocess.run(

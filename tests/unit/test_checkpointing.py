@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import shutil
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -11,17 +12,34 @@ from pathlib import Path
 import pytest
 import torch
 
+from digenrl.config import RunConfig
 from digenrl.config.load import ConfigError, load_config
 from digenrl.policy import NumberedAdapter
 from digenrl.prompts import load_prompts
-from flows.checkpointing import Checkpointer, check_resumable, restore
+from flows import patience
+from flows.checkpointing import Checkpointer
 from flows.history import History
+from flows.resuming import check_resumable, restore
+from flows.stores import Stores, stores_of
 from storage import checkpoints
 from storage.runs import RunDirectory
+from storage.stores import open_store
 from workers.listener import Evaluation, IterationReport, TrainerState
 
 #: Optimiser steps of an iteration of tiny-smoke.
 UPDATES = 2
+
+
+def stores(root: Path) -> Stores:
+    """As by default: everything in one directory."""
+    store = open_store(root)
+    return Stores(store, store)
+
+
+def resumable(directory: RunDirectory, config: RunConfig) -> None:
+    """What is asked before a resume."""
+    places = stores_of(directory, config)
+    check_resumable(directory, config, places, checkpoints.newest(*places.distinct))
 
 
 class Run:
@@ -31,7 +49,7 @@ class Run:
         config = load_config("tiny-smoke", ["iterations=9", f"checkpoint.every={every}"])
         self.root = root
         self.history = History()
-        self.checkpointer = Checkpointer(root, config, self.history, load_prompts(config.data.prompts))
+        self.checkpointer = Checkpointer(stores(root), config, self.history, load_prompts(config.data.prompts))
         self.checkpointer.extra["mlflow_run_id"] = "abc"
 
     def publish(self, version: int) -> None:
@@ -78,7 +96,7 @@ def test_every_second_iteration_and_the_last_are_saved(tmp_path: Path, published
     for info in (checkpoints.latest(tmp_path), run.checkpointer.last):
         assert info is not None
         assert info.iteration == 5
-    restored = restore(tmp_path)
+    restored = restore(stores(tmp_path))
     assert restored is not None
     iteration, state, checkpoint = restored
     assert (iteration, state.theta, state.adapter_hash) == (5, 10, "h10")
@@ -101,7 +119,7 @@ def test_a_run_that_stops_between_the_two_saves_what_belongs_together(
             run.history.evaluated(Evaluation(version, {}, {}))
 
     go(work, run)
-    restored = restore(tmp_path)
+    restored = restore(stores(tmp_path))
     assert restored is not None
     iteration, state, checkpoint = restored
     assert (iteration, state.theta) == (published, published * UPDATES)
@@ -115,7 +133,7 @@ def test_the_adapter_before_is_saved_where_it_is_still_used(tmp_path: Path, prev
     run = Run(tmp_path, every=0)
     state = TrainerState(6, {"w": torch.zeros(2)}, {"step": torch.tensor(6)}, "h6", previous)
     go(lambda: run.checkpointer.published(3, state), run)
-    restored = restore(tmp_path)
+    restored = restore(stores(tmp_path))
     assert restored is not None
     _, found, checkpoint = restored
     assert ("previous_adapter" in checkpoint.tensors) == (previous is not None)
@@ -132,7 +150,7 @@ def test_the_behaviour_policy_is_saved_where_it_has_weights_of_its_own(tmp_path:
         6, {"w": torch.zeros(2)}, {"step": torch.tensor(6)}, "h6", None, behaviour={"w": torch.full((2,), 0.5)}
     )
     go(lambda: run.checkpointer.published(3, state), run)
-    restored = restore(tmp_path)
+    restored = restore(stores(tmp_path))
     assert restored is not None and restored[1].behaviour is not None
     assert restored[1].behaviour["w"].tolist() == [0.5, 0.5] and restored[1].generator.tag == (6, "behaviour")
 
@@ -141,32 +159,37 @@ def test_nothing_published_is_nothing_saved(tmp_path: Path) -> None:
     run = Run(tmp_path, every=1)
     go(lambda: None, run)
     assert run.checkpointer.last is None
-    assert restore(tmp_path) is None
+    assert restore(stores(tmp_path)) is None
 
 
-def test_storage_that_fails_for_a_while_costs_a_warning(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_storage_that_fails_for_a_while_is_said_twice_and_costs_nothing(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(patience, "FIRST_PAUSE_S", 0.02)
     root = tmp_path / "checkpoints"
     root.write_text("a file where the directory should be")
     run = Run(root, every=1)
 
-    def first() -> None:
-        run.publish(1)
-        run.close(0)
-
     async def main() -> None:
-        first()
-        while any(task is not asyncio.current_task() for task in asyncio.all_tasks()):
-            await asyncio.sleep(0.001)
+        for iteration in range(3):
+            run.publish(iteration + 1)
+            run.close(iteration)
+            await asyncio.sleep(0.05)
+        assert run.saved() == []
         root.unlink()
-        run.publish(2)
-        run.close(1)
+        async with asyncio.timeout(10):
+            while run.checkpointer.last is None:
+                await asyncio.sleep(0.01)
         await run.checkpointer.finish()
 
     with caplog.at_level(logging.WARNING):
         asyncio.run(main())
-    (record,) = caplog.records
-    assert record.getMessage().startswith("the checkpoint after 1 iterations was not saved: ")
-    assert run.saved() == ["step-000002"]
+    begun, ended = caplog.messages
+    assert begun.startswith(f"checkpoints cannot be saved in {root} ([Errno 20] Not a directory")
+    assert begun.endswith("the run goes on, and it is tried again")
+    assert re.fullmatch(rf"checkpoints are saved in {root} again after \d+ s; the newest has 3 iterations", ended)
+    assert run.saved() == ["step-000003"]
+    assert 0.1 < run.checkpointer.degraded_s < 10
 
 
 def test_a_last_checkpoint_that_cannot_be_saved_is_an_error(tmp_path: Path) -> None:
@@ -190,7 +213,7 @@ def save(directory: RunDirectory, iterations: int, evaluated: Sequence[int]) -> 
     """Save what a run that has come so far would save."""
     config = directory.read_config()
     prompts = load_prompts(config.data.prompts)
-    checkpointer = Checkpointer(directory.checkpoints, config, history := History(), prompts)
+    checkpointer = Checkpointer(stores_of(directory, config), config, history := History(), prompts)
     for version in evaluated:
         history.evaluated(Evaluation(version, {}, {}))
     theta = iterations * UPDATES
@@ -207,11 +230,11 @@ def save(directory: RunDirectory, iterations: int, evaluated: Sequence[int]) -> 
     "override",
     [
         *("iterations=9", "optimizer.learning_rate=1e-4", "schedule.observe.every=0", "cluster.workers=3"),
-        *("evaluation.prompts=4", "checkpoint.keep=1", "gates.max_bad_updates=0", "tracking.uri=none"),
+        *("evaluation.prompts=4", "checkpoint.keep.last=1", "gates.max_bad_updates=0", "tracking.uri=none"),
     ],
 )
 def test_what_may_change_between_attempts(stopped: RunDirectory, override: str) -> None:
-    check_resumable(stopped, load_config(str(stopped.config_path), [override]))
+    resumable(stopped, load_config(str(stopped.config_path), [override]))
 
 
 @pytest.mark.parametrize(
@@ -229,7 +252,7 @@ def test_what_may_change_between_attempts(stopped: RunDirectory, override: str) 
 )
 def test_what_would_make_another_run_is_refused(stopped: RunDirectory, override: str, fragment: str) -> None:
     with pytest.raises(ConfigError) as refused:
-        check_resumable(stopped, load_config(str(stopped.config_path), [override]))
+        resumable(stopped, load_config(str(stopped.config_path), [override]))
     assert fragment in str(refused.value)
     assert f"set it back in {stopped.config_path}" in str(refused.value)
 
@@ -247,13 +270,13 @@ def test_prompts_that_changed_make_another_run(tmp_path: Path) -> None:
     directory = weighted_run(tmp_path)
     save(directory, 1, [])
     config = directory.read_config()
-    check_resumable(directory, config)
+    resumable(directory, config)
     with (tmp_path / "b.txt").open("a") as file:
         file.write("one more\n")
     with pytest.raises(
         ConfigError, match=r"a\.txt, .*b\.txt no longer holds the prompts .* \(30 then, 31 now\); put the"
     ):
-        check_resumable(directory, config)
+        resumable(directory, config)
 
 
 def weighted_run(folder: Path) -> RunDirectory:
@@ -270,12 +293,12 @@ def weighted_run(folder: Path) -> RunDirectory:
 def test_a_run_is_complete_with_its_last_iteration_and_evaluation(tmp_path: Path) -> None:
     directory = RunDirectory.create(tmp_path, "tiny-smoke", load_config("tiny-smoke", ["iterations=3"]))
     config = directory.read_config()
-    check_resumable(directory, config)  # nothing is saved yet
+    resumable(directory, config)  # nothing is saved yet
     save(directory, 3, [0])
-    check_resumable(directory, config)  # the evaluation at the end is left
-    check_resumable(directory, config.model_copy(update={"iterations": 4}))
+    resumable(directory, config)  # the evaluation at the end is left
+    resumable(directory, config.model_copy(update={"iterations": 4}))
     shutil.rmtree(directory.checkpoints)
     save(directory, 3, [0, 3])
     for fewer in (3, 2):
         with pytest.raises(ConfigError, match=r"is complete: .* has 3 iterations"):
-            check_resumable(directory, config.model_copy(update={"iterations": fewer}))
+            resumable(directory, config.model_copy(update={"iterations": fewer}))

@@ -74,6 +74,12 @@ def test_a_tiny_preset_keeps_its_model_and_reward() -> None:
     assert (shrink(given).model, shrink(given).rewards) == (given.model, given.rewards)
 
 
+def test_its_checkpoint_goes_nowhere_else() -> None:
+    elsewhere = ["checkpoint.url=s3://bucket/x", "checkpoint.endpoint=http://h", "checkpoint.credentials_block=key"]
+    given = load_config("tiny-smoke", [*elsewhere, "checkpoint.keep.best=1"])
+    assert shrink(given).checkpoint == load_config("tiny-smoke", ["checkpoint.keep.best=1"]).checkpoint
+
+
 # What is called passed
 
 

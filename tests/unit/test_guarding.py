@@ -11,6 +11,7 @@ import pytest
 from PIL import Image
 from rich.console import Console
 
+from digenrl.config import RunConfig
 from digenrl.config.load import load_config
 from digenrl.guard.inspection import Inspection
 from digenrl.guard.pictures import PictureStatistics
@@ -18,16 +19,22 @@ from digenrl.guard.watch import Guard, Verdict
 from digenrl.identity import EVAL_ITERATION, SampleId
 from digenrl.prompts import load_prompts
 from digenrl.rewards.base import Scored
-from flows.checkpointing import Checkpointer, restore
+from flows import patience
+from flows.checkpointing import Checkpointer
 from flows.guarding import Guarding
 from flows.history import History
 from flows.progress import Progress
 from flows.report import Places, draw, show_summary, summarise
+from flows.resuming import Restored, restore
+from flows.stores import Stores
 from storage import checkpoints
 from storage.runs import RunDirectory
+from storage.stores import Store, open_store
 from workers.listener import Evaluation, IterationReport, TrainerState
 
-CONFIG = load_config("tiny-smoke", ["iterations=20", "checkpoint.every=0", "checkpoint.keep=1", "evaluation.every=2"])
+CONFIG = load_config(
+    "tiny-smoke", ["iterations=20", "checkpoint.every=0", "checkpoint.keep.last=1", "evaluation.every=2"]
+)
 PROMPTS = load_prompts(CONFIG.data.prompts)
 PLACES = Places(None, None, None, None, "flow", None, "042")
 
@@ -47,11 +54,13 @@ def report(iteration: int) -> IterationReport:
 class Run:
     """A run as its listeners hear it."""
 
-    def __init__(self, root: Path) -> None:
+    def __init__(self, root: Path, config: RunConfig = CONFIG, main: Store | None = None) -> None:
         self.directory = RunDirectory(root)
-        self.guard = Guard(CONFIG)
+        local = open_store(self.directory.checkpoints)
+        self.stores = Stores(main or local, local)
+        self.guard = Guard(config)
         self.history = History()
-        self.checkpointer = Checkpointer(self.directory.checkpoints, CONFIG, self.history, PROMPTS, self.guard)
+        self.checkpointer = Checkpointer(self.stores, config, self.history, PROMPTS, self.guard)
         self.told: list[Verdict] = []
         self.stops = 0
         self.guarding = Guarding(CONFIG, self.guard, 0, (self.told.append,), self.stop)
@@ -64,19 +73,31 @@ class Run:
         """An evaluation after every second iteration, the first of the base model."""
         for number, game in enumerate(gamed):
             for iteration in range(2 * number - 2, 2 * number) if number else ():
-                theta = 2 * (iteration + 1)
-                state = TrainerState(theta, {}, {}, f"h{theta}")
-                for listener in self.listeners:
-                    listener.iteration_closed(report(iteration))
-                    listener.published(iteration + 1, state)
-                while any(task is not asyncio.current_task() for task in asyncio.all_tasks()):
-                    await asyncio.sleep(0.001)
-            for listener in self.listeners:
-                listener.evaluated(evaluation(2 * number, gamed=game))
+                self.close(iteration)
+                await self.quiet()
+            self.evaluate(2 * number, gamed=game)
+
+    def close(self, iteration: int) -> None:
+        """An iteration ends with new weights."""
+        theta = 2 * (iteration + 1)
+        state = TrainerState(theta, {}, {}, f"h{theta}")
+        for listener in self.listeners:
+            listener.iteration_closed(report(iteration))
+            listener.published(iteration + 1, state)
+
+    def evaluate(self, version: int, *, gamed: bool = False) -> None:
+        """The weights after `version` iterations have been evaluated."""
+        for listener in self.listeners:
+            listener.evaluated(evaluation(version, gamed=gamed))
+
+    async def quiet(self) -> None:
+        """Until nothing is being saved."""
+        while any(task is not asyncio.current_task() for task in asyncio.all_tasks()):
+            await asyncio.sleep(0.001)
 
     @property
     def saved(self) -> list[int]:
-        return sorted(int(path.name[5:11]) for path in self.directory.checkpoints.glob("step-*"))
+        return sorted(info.iteration for info in checkpoints.committed(self.stores.main))
 
     def summary(self, status: str) -> dict:
         return summarise(
@@ -101,31 +122,66 @@ def test_a_stop_is_told_and_asked_for_once(tmp_path: Path) -> None:
     assert [verdict.level for verdict in run.told] == ["ok", "ok", "warn", "stop"] and run.stops == 1
 
 
-def test_what_the_run_may_go_back_to_is_kept(tmp_path: Path) -> None:
-    """`checkpoint.every=0` and `keep=1`: only the guard asks for any."""
-    run = Run(tmp_path)
+@pytest.mark.parametrize("elsewhere", [False, True])
+def test_what_the_run_may_go_back_to_is_kept(tmp_path: Path, elsewhere: bool) -> None:
+    """`checkpoint.every=0` and `keep.last=1`: only the guard asks for any."""
+    run = Run(tmp_path, main=open_store(f"memory://{tmp_path}") if elsewhere else None)
 
-    async def main() -> list[int]:
+    async def main() -> tuple[list[int], Restored | None]:
         await run.go(False, False, False, True, True)
-        before = run.saved
-        await run.checkpointer.finish(run.told[-1].good)
-        return before
+        return run.saved, await run.checkpointer.go_back(run.told[-1].good)
 
-    assert asyncio.run(main()) == [4, 6, 8], "other checks were ok at 6"
+    before, left = asyncio.run(main())
+    assert before == [4, 6, 8], "other checks were ok at 6"
     assert run.told[-1].good == 4 and run.saved == [4]
-    restored = restore(run.directory.checkpoints)
+    restored = restore(run.stores)
     assert restored is not None and (restored[0], restored[1].adapter_hash) == (4, "h8")
+    assert left is not None and left[2].info == restored[2].info == run.checkpointer.last
     guard = Guard(CONFIG)
     guard.restore(restored[2].state["guard"])
     assert guard.verdicts == {v: run.guard.verdicts[v] for v in (0, 2)}, "version 4 was saved before it was judged"
 
 
+def test_what_is_not_judged_yet_is_kept(tmp_path: Path) -> None:
+    """An evaluation goes on beside the iterations that follow."""
+    config = CONFIG.model_copy(update={"checkpoint": CONFIG.checkpoint.model_copy(update={"every": 1})})
+    run = Run(tmp_path, config)
+
+    async def main() -> None:
+        run.evaluate(0)
+        for iteration in range(5):
+            run.close(iteration)
+            await run.quiet()
+            if iteration == 2:
+                assert run.saved == [2, 3]
+                run.evaluate(2)
+
+    asyncio.run(main())
+    assert run.saved == [2, 4, 5], "the last good one, the one that is judged next, and the newest"
+
+
+def test_an_outage_takes_nothing_from_the_guard(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(patience, "FIRST_PAUSE_S", 0.01)
+    root = tmp_path / "elsewhere"
+    root.write_text("a file where the directory should be")
+    run = Run(tmp_path / "run", main=open_store(root))
+
+    async def main() -> Restored | None:
+        for iteration in range(8):
+            run.close(iteration)
+            if iteration % 2:
+                run.evaluate(iteration + 1, gamed=iteration > 3)
+        root.unlink()
+        await run.quiet()
+        assert run.saved == [4, 8], "the last good one, and the one at which other checks were ok"
+        return await run.checkpointer.go_back(run.told[-1].good)
+
+    left = asyncio.run(main())
+    assert left is not None and left[0] == run.told[-1].good == 4 and run.saved == [4]
+
+
 def test_a_guard_that_only_warns_asks_for_no_checkpoints(tmp_path: Path) -> None:
-    config = CONFIG.model_copy(update={"guard": CONFIG.guard.model_copy(update={"mode": "warn"})})
-    run = Run(tmp_path)
-    run.guard = Guard(config)
-    run.checkpointer = Checkpointer(run.directory.checkpoints, config, run.history, PROMPTS, run.guard)
-    run.listeners = (run.history, run.checkpointer, run.guarding)
+    run = Run(tmp_path, CONFIG.model_copy(update={"guard": CONFIG.guard.model_copy(update={"mode": "warn"})}))
     asyncio.run(run.go(False, False, False))
     assert run.saved == []
 
@@ -133,9 +189,9 @@ def test_a_guard_that_only_warns_asks_for_no_checkpoints(tmp_path: Path) -> None
 def test_the_base_model_may_be_all_that_is_left(tmp_path: Path) -> None:
     run = Run(tmp_path)
 
-    async def main() -> checkpoints.CheckpointInfo | None:
+    async def main() -> Restored | None:
         await run.go(False, True, True)
-        return await run.checkpointer.finish(run.told[-1].good)
+        return await run.checkpointer.go_back(run.told[-1].good)
 
     assert asyncio.run(main()) is None and run.told[-1].good == 0 and run.saved == []
 

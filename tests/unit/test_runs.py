@@ -99,6 +99,17 @@ def test_an_attempt_that_computed_nothing_does_not_take_the_name(tmp_path: Path)
         create(tmp_path, name="mine")
 
 
+def test_a_killed_run_whose_checkpoints_are_elsewhere_keeps_its_name(tmp_path: Path) -> None:
+    config = load_config("tiny-smoke", [f"checkpoint.url={tmp_path}/elsewhere"])
+    run = RunDirectory.create(tmp_path, "tiny-smoke", config, "mine")
+    with run.held():
+        run.write_summary({"status": "running", "iterations": 0})
+    with pytest.raises(ConfigError, match="digenrl resume mine"):
+        create(tmp_path, name="mine")
+    attempt(run, iterations=0)
+    create(tmp_path, name="mine")
+
+
 @pytest.mark.parametrize(
     "name", ["", ".", "..", "../x", "a/b", "/etc", ".services", "-x", "a b", "ä", "a\n", "a\0", "x" * 65]
 )
