@@ -232,7 +232,8 @@ BAD_INPUTS: tuple[BadInput, ...] = (
     BadInput("path as name", ("train", "tiny-smoke", "--name", "../x"), ("'../x'", "letters, digits")),
     BadInput("long name", ("train", "tiny-smoke", "--name", "x" * 65), ("65 characters", "at most 64")),
     BadInput("unknown run", ("resume", "tiny-smoke-1"), ("no run 'tiny-smoke-1'",)),
-    BadInput("path as run", ("resume", "../x"), ("'../x'", "letters, digits")),
+    BadInput("place without checkpoints", ("resume", "../x"), ("../x has no whole checkpoint", "manifest.json")),
+    BadInput("path as run", ("evaluate", "../x"), ("'../x'", "letters, digits")),
     BadInput("sample of an unknown run", ("sample", "tiny-smoke-1", "--prompt", "042"), ("no run 'tiny-smoke-1'",)),
     # Looking at configurations
     BadInput("show a misspelt preset", ("config", "show", "tiny-smok"), ("did you mean tiny-smoke?",)),
