@@ -65,9 +65,9 @@ class _Source:
 
 
 def preset_names() -> list[str]:
-    """Names of the presets that ship with DigenRL."""
-    entries = _presets().iterdir()
-    return sorted(entry.name.removesuffix(".yaml") for entry in entries if entry.name.endswith(".yaml"))
+    """Names of the presets that ship with DigenRL; first those that run anywhere."""
+    names = (entry.name.removesuffix(".yaml") for entry in _presets().iterdir() if entry.name.endswith(".yaml"))
+    return sorted(names, key=lambda name: (not name.startswith("tiny-"), name))
 
 
 def base_names() -> list[str]:

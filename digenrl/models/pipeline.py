@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import os
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -32,6 +33,9 @@ from digenrl.models.checkpoint import CheckpointError, locate, unloadable
 from digenrl.models.kernels import Compiled, set_attention
 from digenrl.models.registry import FAMILIES
 from digenrl.models.sigmas import Spacing, sigma_table
+
+# diffusers imports onnxruntime with some pipelines, and that reads this when it is imported; see digenrl.rewards.ocr.
+os.environ.setdefault("ORT_DISABLE_TELEMETRY", "1")
 
 #: Attention projections of blocks in which text and picture attend to each other.
 JOINT_ATTENTION = tuple(
