@@ -162,7 +162,7 @@ def test_a_run_whose_workers_start_is_stopped_with_them(interrupted: Interrupted
     until(lambda: "starting workers" in program.stdout, 60, "the workers' start")
     family = program.family()
     os.killpg(program.process.pid, number)
-    program.ends(130, STOPS_WITHIN_S)
+    program.ends(130, 3 * STOPS_WITHIN_S)  # twelve processes that start share the machine with this test
     until(lambda: gone(family), GONE_WITHIN_S, "every child to end")
     summary = RunDirectory(interrupted.home.path / f"starting-{number.name}").read_summary()
     assert summary is not None
@@ -179,16 +179,23 @@ def test_a_run_outlives_its_servers_and_starts_them_again(interrupted: Interrupt
     os.kill(supervisor.pid, signal.SIGKILL)
     until(lambda: "Prefect answers again" in program.stderr, 90, "the servers")
     interrupted.services.wait()
+    client = MlflowClient(interrupted.services.mlflow_uri)
+
+    def degraded() -> list[float]:
+        experiments = [experiment.experiment_id for experiment in client.search_experiments()]
+        runs = client.search_runs(experiments, "tags.`digenrl.run` = 'orphaned'")
+        found = [run.data.metrics.get("degraded_seconds/prefect") for run in runs]
+        return [seconds for seconds in found if seconds is not None]
+
+    until(lambda: bool(degraded()), 60, "MLflow to take what it missed")
     program.interrupt()
     program.ends(130, 3 * STOPS_WITHIN_S)  # the servers are still taking what they missed
     assert "the Prefect server is gone and is started again" in program.stderr
     assert "Traceback" not in program.stderr
     (run,) = flow_runs(interrupted.services.prefect_api, "orphaned")
     assert run["state"]["type"] == "CANCELLED"
-    summary = RunDirectory(interrupted.home.path / "orphaned").read_summary()
-    assert summary is not None
-    metrics = MlflowClient(interrupted.services.mlflow_uri).get_run(summary["mlflow_run_id"]).data.metrics
-    assert 1.0 < metrics["degraded_seconds/prefect"] < 90
+    (seconds,) = degraded()
+    assert 1.0 < seconds < 90
 
 
 def test_a_run_is_trained_by_one_process(interrupted: Interrupted) -> None:
