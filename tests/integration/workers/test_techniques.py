@@ -67,12 +67,16 @@ def test_layouts_and_roles_change_nothing(ground: Ground, workers: int, layout: 
     """In the order of workers: the cluster only grows."""
     if len(ground.cards()) != workers:
         ground.scale(workers)
-    config = small("cluster.workers=3", "schedule.micro_batch=2", f"schedule.layout={layout}")
+    assist = "greedy" if layout == "digenrl" else "auto"
+    config = small(
+        "cluster.workers=3", "schedule.micro_batch=2", f"schedule.layout={layout}", f"schedule.trainer_assist={assist}"
+    )
     outcome = ground.run(config)
     assert_as_expected(outcome, config)
     assert len(outcome.reports) == 3
-    # In the first iteration the trainer may have been there before the others.
-    assert lead_helps(outcome, 2) == (layout != "disaggregated")
+    # In the first iteration the trainer may have been there before the others. In which of the later ones it finds time
+    # to help depends on how fast they are.
+    assert any(lead_helps(outcome, i) for i in (1, 2)) == (layout != "disaggregated")
 
 
 # --- stale groups ---
