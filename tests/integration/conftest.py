@@ -3,12 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import TYPE_CHECKING
 
 import pytest
 
 from flows.services import ServicesHandle, ensure
 from flows.services.ports import claim
 from flows.services.specs import SPECS
+
+if TYPE_CHECKING:
+    from s3_server import S3Server
+
+
+@pytest.fixture(scope="module")
+def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
+    """A running S3 service; a test that stops it starts it again."""
+    from s3_server import S3Server  # its client takes a second to import
+
+    started = S3Server(tmp_path_factory.mktemp("s3"))
+    try:
+        started.start()
+        yield started
+    finally:
+        started.kill()
 
 
 @pytest.fixture(scope="session")

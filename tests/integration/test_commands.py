@@ -7,6 +7,7 @@ import json
 import tempfile
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,7 @@ from flows.inference import Inference
 from flows.weights import newest_weights
 from storage import checkpoints
 from storage.runs import RunDirectory
+from theirs import drawn_by
 
 NAME = "tiny-smoke-1"
 
@@ -99,18 +101,7 @@ def test_diffusers_draws_the_same_picture_from_the_same_seed(trained: Trained) -
     config = trained.directory.read_config()
     pipeline: Any = load(locate(config.model.path))
 
-    def theirs() -> np.ndarray:
-        """As in README.md."""
-        picture = pipeline(
-            "042",
-            num_inference_steps=config.evaluation.num_steps,
-            guidance_scale=1,
-            height=12,
-            width=24,
-            max_sequence_length=0,
-            generator=torch.Generator().manual_seed(1),
-        ).images[0]
-        return np.asarray(picture).astype(int)
+    theirs = partial(drawn_by, pipeline, config.evaluation.num_steps)
 
     def ours(*argv: str) -> np.ndarray:
         return np.asarray(Image.open(io.BytesIO(drawn("--prompt", "042", "--seed", "1", *argv)))).astype(int)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +27,7 @@ from flows.services import ensure
 from program import Home, until
 from storage import checkpoints
 from storage.runs import RunDirectory
+from theirs import drawn_by
 
 NAME = "whole"
 OVERRIDES = [
@@ -89,17 +91,7 @@ def test_diffusers_loads_the_folder_and_draws_the_same_picture(directory: RunDir
     config = directory.read_config()
     pipeline: Any = load(locate(config.model.path))
 
-    def theirs() -> np.ndarray:
-        picture = pipeline(
-            "042",
-            num_inference_steps=config.evaluation.num_steps,
-            guidance_scale=1,
-            height=12,
-            width=24,
-            max_sequence_length=0,
-            generator=torch.Generator().manual_seed(1),
-        ).images[0]
-        return np.asarray(picture).astype(int)
+    theirs = partial(drawn_by, pipeline, config.evaluation.num_steps)
 
     def ours(*argv: str) -> np.ndarray:
         (path,) = digenrl("sample", NAME, "--prompt", "042", "--seed", "1", *argv).split()

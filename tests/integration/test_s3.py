@@ -33,16 +33,6 @@ from workers.listener import Evaluation, IterationReport, TrainerState
 STATE = {"theta": 4, "cursor": [1, 2]}
 
 
-@pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    started = S3Server(tmp_path_factory.mktemp("s3"))
-    try:
-        started.start()
-        yield started
-    finally:
-        started.kill()
-
-
 @pytest.fixture
 def link(server: S3Server) -> Iterator[Link]:
     with link_to(server) as opened:

@@ -48,16 +48,6 @@ BLOCK = "import os; from prefect.blocks.system import Secret; Secret(value={valu
 
 
 @pytest.fixture(scope="module")
-def server(tmp_path_factory: pytest.TempPathFactory) -> Iterator[S3Server]:
-    started = S3Server(tmp_path_factory.mktemp("s3"))
-    try:
-        started.start()
-        yield started
-    finally:
-        started.kill()
-
-
-@pytest.fixture(scope="module")
 def first(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Home]:
     with Home(tmp_path_factory.mktemp("first") / "home") as home:
         yield home
