@@ -19,6 +19,7 @@ import json
 import os
 import tempfile
 import weakref
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO, Any
@@ -33,7 +34,7 @@ _ROWS_AT_ONCE = 1024
 STATE_FILE = "state.json"
 
 
-class Records:
+class Records(ABC):
     """Lines of an open file. Subclasses say what a record is.
 
     Args:
@@ -67,13 +68,13 @@ class Records:
         size = (os.fstat(self._descriptor).st_size if stop is None else stop) - start
         return os.pread(self._descriptor, size, start)
 
+    @abstractmethod
     def item(self, raw: bytes) -> dict[str, Any]:
         """What a record says.
 
         Raises:
             ValueError: what is wrong with it, without the place.
         """
-        raise NotImplementedError
 
 
 class TextRecords(Records):

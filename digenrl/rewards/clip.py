@@ -9,6 +9,7 @@ The prompt's text is cut to what the text encoder takes, 77 tokens for published
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -93,8 +94,9 @@ class _ClipReward(Reward):
         cosines = self._pair.cosines(frames, [prompt.text for prompt in prompts for _ in range(per_sample)])
         return [score_of(self.name, self._factor(self._pair) * mean) for mean in means_of(cosines, per_sample)]
 
+    @abstractmethod
     def _factor(self, pair: ClipPair) -> float:
-        raise NotImplementedError
+        """What the cosine is multiplied by."""
 
 
 class ClipScore(_ClipReward):

@@ -119,10 +119,12 @@ class Scheduler:
             max_open_groups: groups that are not complete of which a trainer may hold sums.
 
         Raises:
-            ValueError: `streaming` with another `std_scope`.
+            ValueError: `streaming` with another `std_scope`, or `search` without `costs`.
         """
         if streaming and std_scope != "group":
             raise ValueError(f"std_scope={std_scope!r} cannot be combined with streaming; use 'group'")
+        if search and costs is None:
+            raise ValueError("search=True needs `costs`: it predicts how long units will take")
         self._over = False
         self._state = state = State(
             shape,
@@ -132,13 +134,9 @@ class Scheduler:
             max_losses=max_losses,
             patience_s=patience_s,
         )
-        if search and costs is None:
-            raise ValueError("search=True needs `costs`: it predicts how long units will take")
-        self._search: BubbleSearch | None = None
+        state.foresight = Foresight(costs) if costs is not None else None
+        self._search = BubbleSearch(state, state.foresight, std_scope) if search and state.foresight else None
         self.searches = 0
-        if costs is not None:
-            state.foresight = Foresight(costs)
-            self._search = BubbleSearch(state, state.foresight, std_scope) if search else None
         self._rollouts = Rollouts(state, gap=gap)
         self._scoring = Scoring(state)
         scopes = Scopes(shape, std_scope, advantages)
