@@ -186,7 +186,7 @@ class Observers(Listener):
     async def _close_page(self, page: Page) -> None:
         try:
             await page.close()
-        except Exception:
+        except BaseException:  # a cancellation too: what Prefect did not take is not waited for
             self.emitted -= 1
             raise
         if page.flow_run_id is not None:
@@ -223,7 +223,7 @@ class Observers(Listener):
             self.emitted += 1
             try:
                 state: State[None] = await run
-            except Exception:
+            except BaseException:  # as above
                 self.emitted -= 1
                 raise
         self._cost_s += run.seconds
