@@ -40,7 +40,7 @@ def passed(witness: Witness) -> list[Line]:
         )
     return [
         ("replay", _replay(witness)),
-        ("weights", f"{witness.trained}, moved by the updates"),
+        ("weights", f"{f'LoRA on {witness.layers} layers' if witness.layers else 'all'}, moved by the updates"),
         ("gradients", f"finite, of {report.trained} (sample, step) pairs; {sum(report.excluded.values())} left out"),
     ]
 

@@ -18,15 +18,20 @@ class Witness(Listener):
     Attributes:
         report: of the iteration, once it is closed.
         first: what the train units of the first update reported, computed under the weights of the rollout.
-        trained: what there is to train.
-        moved: whether the updates changed it: the B matrices of a fresh LoRA are 0; of all weights, their gradient is
-            not.
+        layers: with a LoRA; 0: all weights are trained.
+        outputs: whether the B matrices of the LoRA, which are 0 at the start, are not any more.
     """
 
     report: IterationReport | None = None
     first: UnitMetrics = field(default_factory=UnitMetrics)
-    trained: str = ""
-    moved: bool = False
+    layers: int = 0
+    outputs: bool = False
+
+    @property
+    def moved(self) -> bool:
+        """Whether the updates changed the weights. Of all weights it is known that their gradient was not 0."""
+        full = self.layers == 0 and self.report is not None and self.report.metrics.get("grad_norm", 0.0) > 0
+        return self.outputs or full
 
     def dispatched(self, event: Dispatched) -> None:
         """See Listener."""
@@ -40,11 +45,8 @@ class Witness(Listener):
     def published(self, version: int, state: TrainerState) -> None:
         """See Listener."""
         outputs = [tensor for name, tensor in state.adapter.items() if ".lora_B" in name]
-        self.trained = f"LoRA on {len(outputs)} layers" if outputs else f"{len(state.adapter)} tensors"
-        self.moved = self.moved or any(bool(tensor.any()) for tensor in outputs)
+        self.layers, self.outputs = len(outputs), any(bool(tensor.any()) for tensor in outputs)
 
     def iteration_closed(self, report: IterationReport) -> None:
         """See Listener."""
         self.report = report
-        full = self.trained.endswith("tensors")
-        self.moved = self.moved or (full and report.metrics.get("grad_norm", 0.0) > 0)

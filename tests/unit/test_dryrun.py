@@ -83,10 +83,10 @@ def test_its_checkpoint_goes_nowhere_else() -> None:
 # What is called passed
 
 
-def witness(trained: int = 8, skipped: int = 0, **changes: object) -> Witness:
-    report = IterationReport(0, 1.0, [0.5], {}, trained, {"zero variance": 4}, skipped, {}, {})
+def witness(trained: int = 8, skipped: int = 0, grad_norm: float = 0.0, **changes: object) -> Witness:
+    report = IterationReport(0, 1.0, [0.5], {}, trained, {"zero variance": 4}, skipped, {"grad_norm": grad_norm}, {})
     first = UnitMetrics(pairs=4, ratio=4.0, ratio_max=1.0, logp_gap_max=1e-7)
-    return replace(Witness(report, first, trained="LoRA on 3 layers", moved=True), **changes)
+    return replace(Witness(report, first, layers=3, outputs=True), **changes)
 
 
 def test_gates_that_passed_are_named() -> None:
@@ -94,6 +94,7 @@ def test_gates_that_passed_are_named() -> None:
     assert "1 ± 1.0e-07" in lines["replay"]
     assert lines["weights"].startswith("LoRA on 3 layers, moved")
     assert "8 (sample, step) pairs; 4 left out" in lines["gradients"]
+    assert dict(passed(witness(layers=0, outputs=False, grad_norm=0.1)))["weights"] == "all, moved by the updates"
     assert "exactly 1" in dict(passed(witness(first=UnitMetrics(pairs=4))))["replay"]
     assert "none" in dict(passed(witness(first=UnitMetrics(pairs=4, forward=4))))["replay"]
 
@@ -104,8 +105,9 @@ def test_gates_that_passed_are_named() -> None:
         (witness(trained=0), "trained nothing .zero variance: 4."),
         (witness(report=None), "trained nothing"),
         (witness(first=UnitMetrics()), "trained nothing"),
-        (witness(moved=False), "changed no weights"),
+        (witness(outputs=False), "changed no weights"),
         (witness(skipped=1), "1 were skipped"),
+        (witness(layers=0, outputs=False), "changed no weights"),
     ],
 )
 def test_an_iteration_that_shows_nothing_has_not_passed(shown: Witness, why: str) -> None:
