@@ -11,7 +11,7 @@ from digenrl.config import RunConfig
 from digenrl.config.load import load_config
 from digenrl.identity import MicroBatchId, SampleId
 from digenrl.models.sd3 import SD3Model
-from digenrl.prompts import load_prompts
+from digenrl.prompts import load_prompts, prompts_of_iteration
 from digenrl.rewards.base import Scored
 from tiny_policy import GEOMETRY, random_pipeline
 
@@ -143,3 +143,20 @@ def test_seeds_and_rates() -> None:
     assert runspec.adapter_seed(_config()) != runspec.adapter_seed(_config("seed=1"))
     rates = [runspec.learning_rate(_config(), i) for i in range(60)]
     assert rates[2] == pytest.approx(1e-3) and rates[59] == pytest.approx(1e-4)
+
+
+def test_texts_of_a_run_are_those_it_draws_and_evaluates(monkeypatch: pytest.MonkeyPatch) -> None:
+    prompts, held_out = (load_prompts(f"package:numbers-{part}") for part in ("train", "held-out"))
+
+    def texts(*overrides: str, start: int = 0) -> tuple[str, ...]:
+        config = _config("iterations=3", "evaluation.prompts=5", *overrides)
+        return runspec.texts_of(config, runspec.shape(config, len(held_out), start), prompts, held_out)
+
+    drawn = [p.text for i in range(3) for p in prompts_of_iteration(prompts, 0, i, 8)]
+    evaluated = [prompt.text for prompt in held_out[:5]]
+    assert sorted(texts()) == sorted({*drawn, *evaluated})
+    assert sorted(texts(start=2)) == sorted({*drawn[16:], *evaluated}), "a resumed run encodes what is left"
+    assert sorted(texts("iterations=100000")) == sorted({*(p.text for p in prompts), *evaluated}), "each once"
+    assert texts("model.text_encoders=keep") == ()
+    monkeypatch.setattr(runspec, "MOST_TEXTS", 20)
+    assert texts() == () and len(texts("model.text_encoders=free")) == 29
