@@ -47,7 +47,7 @@ TINY = {
     "clip_score": "clip_folder",
     "pickscore": "clip_folder",
 }
-NAMES = ("jpeg_compressibility", "ocr", *TINY)
+NAMES = ("jpeg_compressibility", "jpeg_incompressibility", "ocr", "ocr_ddddocr", *TINY)
 START_S = 300.0
 
 
@@ -56,7 +56,7 @@ class Row:
     """One reward.
 
     Attributes:
-        weights: "tiny random", "packaged" or a path.
+        weights: "none", "packaged", "tiny random" or a path.
         alone_ms, served_ms: per image, in this process and through the server.
     """
 
@@ -75,7 +75,8 @@ def measure(name: str, path: str | None, tiny: bool, images: np.ndarray) -> Row:
     with served(name, path) as url:
         request = RequestConfig(samples=len(images), timeout_s=300, deadline_s=600)
         through = _ms_per_image(make_reward(RewardConfig(name="http", url=url, request=request)), images, prompts)
-    return Row(name, "tiny random" if tiny else path or "packaged", alone, through)
+    packaged = "none" if reward.card.weights == "none needed" else "packaged"
+    return Row(name, "tiny random" if tiny else path or packaged, alone, through)
 
 
 def _ms_per_image(reward: Reward, images: np.ndarray, prompts: Sequence[PromptRecord]) -> float:
@@ -96,7 +97,7 @@ def served(name: str, path: str | None) -> Iterator[str]:
 
     settings = [f"path={path}"] if path else []
     command = [sys.executable, "-m", "digenrl.rewards.server", name, *settings, "--port", "0"]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
+    environment = {**os.environ, "PYTHONPATH": str(ROOT), "TRANSFORMERS_VERBOSITY": "error"}
     with subprocess.Popen(command, stdout=subprocess.PIPE, text=True, env=environment) as process:
         try:
             assert process.stdout is not None
