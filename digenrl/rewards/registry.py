@@ -46,10 +46,8 @@ def reward_class(name: str) -> type[Reward]:
         RewardError: the name is not registered; says which is nearest.
     """
     if name not in REWARDS:
-        raise RewardError(
-            f"{shown(name)} is not a registered reward{did_you_mean(name, reward_names(), 'rewards')}; a function of "
-            f"your own is {PYTHON_PREFIX}MODULE:FUNCTION"
-        )
+        known = [*reward_names(), f"{PYTHON_PREFIX}MODULE:FUNCTION for one of your own"]
+        raise RewardError(f"{shown(name)} is not a registered reward{did_you_mean(name, known, 'rewards')}")
     module, _, attribute = REWARDS[name].partition(":")
     found: type[Reward] = getattr(import_module(module), attribute)
     return found

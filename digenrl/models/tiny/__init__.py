@@ -42,7 +42,8 @@ def tiny_checkpoint(name: str) -> Path:
     """
     if name not in BUILDERS:
         raise CheckpointError(
-            f"model.path='{TINY_PREFIX}{name}' is no tiny checkpoint{did_you_mean(name, BUILDERS, 'those there are')}"
+            f"model.path='{TINY_PREFIX}{name}' is no tiny checkpoint"
+            f"{did_you_mean(TINY_PREFIX + name, [TINY_PREFIX + known for known in BUILDERS], 'those there are')}"
         )
     folder = _cache() / f"{name}-{_key()}"
     if not folder.is_dir():
