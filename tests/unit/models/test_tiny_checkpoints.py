@@ -74,7 +74,7 @@ def test_a_failed_build_leaves_nothing(cache: Path, monkeypatch: pytest.MonkeyPa
 
 
 def test_an_unknown_name_is_a_sentence() -> None:
-    with pytest.raises(CheckpointError, match=r"model.path='tiny:fluks' is no tiny checkpoint; did you mean tiny:flux\?"):
+    with pytest.raises(CheckpointError, match=r"'tiny:fluks' is no tiny checkpoint; did you mean tiny:flux\?"):
         locate("tiny:fluks")
 
 
